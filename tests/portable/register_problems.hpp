@@ -102,6 +102,20 @@ inline constexpr std::string_view kLinearProblems[] = {
     "linear_backward dtype=bf16 tokens=4096 n=4096 k=4096 bias=f32 dbias=1 activation=silu groups=counts_i64 "
     "num_experts=8"};
 
+/// Likewise: each layout of gates, few rows and many, formats, and gradients.
+inline constexpr std::string_view kExpertProblems[] = {
+    "moe dtype=bf16 tokens=4096 hidden=2048 intermediate=768 num_experts=128 top_k=8",
+    "moe dtype=bf16 tokens=1 hidden=2048 intermediate=768 num_experts=128 top_k=8",
+    "moe w_format=mxfp4 dtype=bf16 tokens=64 hidden=2880 intermediate=2880 num_experts=32 top_k=4 gate=interleaved "
+    "activation=swiglu_oai clamp=before gate_up_bias=bf16 down_bias=bf16",
+    "moe x_format=fp8_1x128 w_format=fp8_128x128 h_format=fp8_1x128 tokens=4096 hidden=7168 intermediate=2048 "
+    "num_experts=256 top_k=8",
+    "moe tokens=512 hidden=256 intermediate=256 num_experts=8 top_k=2 activation=gelu norm=f32",
+    "moe_backward dtype=bf16 tokens=4096 hidden=4096 intermediate=14336 num_experts=8 top_k=2 gate_up_bias=bf16 "
+    "dgate_up_bias=1",
+    "moe_backward tokens=512 hidden=256 intermediate=256 num_experts=8 top_k=2 gate=none activation=gelu_tanh "
+    "weight_on_input=1"};
+
 /// Likewise; the sweep alone has the wider ones.
 inline constexpr std::string_view kKvCacheProblems[] = {
     "kv_cache_attention dtype=bf16 batch_size=64 seqlen_q=1 num_heads_q=32 num_heads_k=8 head_dim=128 page_size=16 "
@@ -185,6 +199,7 @@ inline std::vector<std::string> sampled_problems(std::string_view architecture) 
   if (std::ranges::find(kMachines, architecture) != std::end(kMachines)) {
     problems.insert(problems.end(), std::begin(kLinearProblems) + 1, std::end(kLinearProblems));
     problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
+    problems.insert(problems.end(), std::begin(kExpertProblems), std::end(kExpertProblems));
     problems.insert(problems.end(), std::begin(kRouteProblems), std::end(kRouteProblems));
     problems.insert(problems.end(), std::begin(kQuantizeProblems), std::end(kQuantizeProblems));
     problems.insert(problems.end(), std::begin(kKvCacheProblems), std::end(kKvCacheProblems));
@@ -212,6 +227,7 @@ inline std::vector<std::string> swept_problems(std::string_view architecture) {
   for (std::string& problem : sampled_attention(architecture)) problems.push_back(std::move(problem));
   problems.insert(problems.end(), std::begin(kLinearProblems), std::end(kLinearProblems));
   problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
+  problems.insert(problems.end(), std::begin(kExpertProblems), std::end(kExpertProblems));
   problems.insert(problems.end(), std::begin(kRouteProblems), std::end(kRouteProblems));
   problems.insert(problems.end(), std::begin(kQuantizeProblems), std::end(kQuantizeProblems));
   problems.insert(problems.end(), std::begin(kKvCacheProblems), std::end(kKvCacheProblems));

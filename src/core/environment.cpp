@@ -12,13 +12,14 @@
 namespace tilewise::core {
 namespace {
 
-constexpr std::array<EnvironmentVariable, 22> kVariables = {{
+constexpr std::array<EnvironmentVariable, 23> kVariables = {{
     {"TILEWISE_FORCE", "use only these implementations"},
     {"TILEWISE_DISABLE", "never use these implementations"},
     {"TILEWISE_LOG", "dispatch: print each decision once"},
     {"TILEWISE_NUM_THREADS", "CPU threads"},
     {"TILEWISE_CPU_ISA", "the best CPU instruction set to use"},
     {"TILEWISE_TORCH_OPS", "python or c++: how the torch operators are registered"},
+    {"TILEWISE_VLLM", "attention, experts or both: what vLLM computes by Tilewise on CPUs"},
     {"TILEWISE_FLASH_ATTN_DMASK", "rocm: S_dmask of the flash_attn drop-in as bytes"},
     {"TILEWISE_FLASH_ATTN_STRICT", "1: the flash_attn drop-in refuses what flash_attn's kernels do not take"},
     {"TILEWISE_CACHE_DIR", "folder of compiled kernels and tuned schedules"},

@@ -1,0 +1,64 @@
+"""What TILEWISE_VLLM asks for, and which releases of vLLM are known."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tilewise
+
+__all__ = ["announce", "refuse_meanings", "vllm_logger", "wanted"]
+
+_WORDS = ("attention", "experts")
+# Releases, and what is known of Tilewise in them.
+_KNOWN = {
+    "0.26": "whose interface it was written against",
+    "0.32": "with which it is tested on CPUs",
+    "0.33": "whose interface it was written against",
+}
+
+
+def wanted() -> set[str]:
+    """The words of TILEWISE_VLLM. Raises ValueError for one that is none."""
+    asked = os.environ.get("TILEWISE_VLLM", "")
+    words = {word.strip() for word in asked.split(",")} - {""}
+    for word in sorted(words.difference(_WORDS)):
+        raise ValueError(f"TILEWISE_VLLM: must be of {' and '.join(_WORDS)}, with commas between (got {word!r})")
+    return words
+
+
+def vllm_logger() -> Any:
+    """One of vLLM's loggers, which are set up after plugins are loaded: till then only warnings are seen."""
+    return importlib.import_module("vllm.logger").init_logger("vllm.tilewise")
+
+
+@functools.cache
+def announce(what: str) -> None:
+    """Says in vLLM's log, once in a process, what Tilewise computes there, and what is known of this release."""
+    version = str(importlib.import_module("vllm").__version__)
+    known = _KNOWN.get(".".join(version.split(".")[:2]))
+    where = f"tilewise {tilewise.__version__} in vLLM {version}, {known}"
+    if known is None:
+        where = (
+            f"tilewise {tilewise.__version__} knows vLLM {', '.join(_KNOWN)}, and not {version}: what it does not know "
+            "is refused by name"
+        )
+    vllm_logger().info("Tilewise computes %s; %s", what, where)
+
+
+def refuse_meanings(whose: str, given: Mapping[str, Any], neutral: Mapping[str, Any] = {}) -> None:
+    """Raises NotImplementedError for the first of `given` that means something.
+
+    A keyword that a newer release passes is accepted as long as it says nothing: None, False or its value in
+    `neutral`.
+    """
+    for name, value in given.items():
+        if value is None or value is False or (name in neutral and value == neutral[name]):
+            continue
+        got = type(value).__name__ if hasattr(value, "shape") else repr(value)
+        raise NotImplementedError(
+            f"{name}: is not supported by tilewise's attention in vLLM, passed by {whose} (got {got})"
+        )

@@ -9,6 +9,7 @@
 #          fuzzing, clang, lld and llvm to compile and read kernels for AMD GPUs, zsh, fish and mandoc for what the
 #          command writes
 #   docs   what `make docs` needs besides build: Doxygen, Sphinx and its theme, matplotlib
+#   vllm   an environment of its own, .venv-vllm, with vLLM for CPUs: `make nightly` serves models there
 #   wheels what `make wheels` needs, without .venv: CMake, Ninja, CLI11, nlohmann-json, Python's headers; Zig compiles.
 #          For another MACHINE mmdebstrap and qemu-user
 #   sdist  what `make sdist` needs besides wheels: a compiler
@@ -18,7 +19,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly VENV=.venv
+readonly VENV=.venv VLLM_VENV=.venv-vllm
 readonly PYTHON=${PYTHON:-python3}
 
 say() { printf 'bootstrap: %s\n' "$*"; }
@@ -27,7 +28,7 @@ fail() {
   exit 1
 }
 usage() {
-  printf 'bootstrap: LEVEL: must be build, demo, dev, docs, wheels or sdist (%s)\n' "$1" >&2
+  printf 'bootstrap: LEVEL: must be build, demo, dev, docs, vllm, wheels or sdist (%s)\n' "$1" >&2
   exit 2
 }
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -188,6 +189,20 @@ pip_install() {
   touch "$stamp"
 }
 
+# What vLLM asks for beside it comes for another torch and wants CUDA; it is not needed, and breaks imports.
+install_vllm() {
+  local file=scripts/requirements-vllm.txt stamp
+  stamp=$VLLM_VENV/.stamp-$(sha256sum "$file" | cut -c1-16)
+  [[ -e $stamp ]] && return 0
+  say "installing $(basename "$file") into $VLLM_VENV: 3.5 GB"
+  rm -rf "$VLLM_VENV"
+  "$PYTHON" -m venv "$VLLM_VENV"
+  local pip=("$VLLM_VENV/bin/python" -m pip -qq --disable-pip-version-check --no-input)
+  "${pip[@]}" install -r "$file"
+  "${pip[@]}" uninstall -y torchvision torchaudio torchcodec
+  touch "$stamp"
+}
+
 # missing_packages LEVEL...: of the system.
 missing_packages() {
   missing_common_packages
@@ -201,7 +216,7 @@ main() {
   [[ $# -gt 0 ]] || usage "got nothing"
   local level
   for level in "$@"; do
-    case $level in build | demo | dev | docs | wheels | sdist) ;; *) usage "got '$level'" ;; esac
+    case $level in build | demo | dev | docs | vllm | wheels | sdist) ;; *) usage "got '$level'" ;; esac
   done
 
   local packages
@@ -227,6 +242,7 @@ main() {
         pip_install scripts/requirements-newest.txt --no-deps --upgrade --target "$VENV/newest"
         ;;
       docs) pip_install scripts/requirements-docs.txt ;;
+      vllm) install_vllm ;;
     esac
   done
 }

@@ -108,6 +108,9 @@ times_factor() { awk -v count="$1" -v factor="$FACTOR" 'BEGIN { n = int(count * 
 # verify OPERATION COUNT [OPTION...]: random problems, COUNT where FACTOR is 1; a failure prints what repeats it.
 verify() { build/tilewise verify --operation "$1" --count "$(times_factor "$2")" --seed "$SEED" "${@:3}"; }
 
+# Models inside vLLM itself, whose environment is kept from one night to the next.
+vllm_models() { scripts/bootstrap.sh vllm && .venv-vllm/bin/python tests/vllm/compare.py; }
+
 golden() { .venv/bin/python tests/golden/golden.py; }
 
 # The speed beside torch's, held against what was published of this kind of processor. Of a short night a rough one.
@@ -169,6 +172,7 @@ case ${1:-} in
       TILEWISE_TEST_PACKED=$(times_factor 20) TILEWISE_TEST_PACKED_SEED=$SEED \
         step "packed batches" python_tests tests/python/test_transformers_packed.py -k random_batches --dist load
       SECONDS_EACH=$(times_factor "${SECONDS_EACH:-15}") step "fuzz" fuzz
+      step "vLLM" vllm_models
       step "golden" golden
       step "ratios" ratios
     fi

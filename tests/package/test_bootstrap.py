@@ -59,4 +59,4 @@ def test_a_level_that_is_none_is_named(bare: dict[str, str]) -> None:
     for levels, got in ((("wheel",), "'wheel'"), ((), "nothing")):
         done = bootstrap(bare, *levels)
         assert done.returncode == 2
-        assert done.stderr == f"bootstrap: LEVEL: must be build, demo, dev, docs, wheels or sdist (got {got})\n"
+        assert done.stderr == f"bootstrap: LEVEL: must be build, demo, dev, docs, vllm, wheels or sdist (got {got})\n"

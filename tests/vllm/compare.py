@@ -1,0 +1,75 @@
+"""Whether vLLM gives the tokens of its own attention and experts on Tilewise's: compare.py [MODEL...].
+
+Each model is a tiny random one, in float32 and twice in a process of its own: prompts of mixed lengths, in chunks, with
+prefixes that the cache has already. Run with the Python of .venv-vllm (`scripts/bootstrap.sh vllm`), and with the
+package of the build tree on PYTHONPATH, as `make nightly` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# What Tilewise computes of each model.
+ASKED = {
+    "llama": "attention",
+    "gemma2": "attention",
+    "bloom": "attention",
+    "gpt_oss": "attention,experts",
+    "qwen3_moe": "attention,experts",
+}
+OPERATIONS = {"attention": ("append_kv", "kv_cache_attention"), "experts": ("moe",)}
+
+
+def run(model: str, asked: str, folder: Path) -> tuple[list[list[int]], str]:
+    """The tokens of each prompt, and what the process said."""
+    out = folder / f"{model}-{asked or 'default'}.json"
+    # One thread, bound to nothing: the engine would leave a processor of few to itself, and bind what it starts.
+    environment = {
+        **os.environ,
+        "TILEWISE_VLLM": asked,
+        "TILEWISE_LOG": "dispatch",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(HERE / "tokens.py"), model, str(out)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
+    said = done.stdout + done.stderr
+    if done.returncode != 0:
+        raise SystemExit(f"{model}: the engine failed with TILEWISE_VLLM={asked!r}\n{said[-4000:]}")
+    return json.loads(out.read_text()), said
+
+
+def compare(model: str, folder: Path) -> str:
+    """A line about a model; SystemExit where anything differs from what was asked for."""
+    asked = ASKED[model]
+    expected, silence = run(model, "", folder)
+    tokens, said = run(model, asked, folder)
+    lines = [line for line in said.splitlines() if line.startswith("tilewise: ")]
+    for word in asked.split(","):
+        for operation in OPERATIONS[word]:
+            if not any(line.startswith(f"tilewise: {operation} ") for line in lines):
+                raise SystemExit(f"{model}: {operation} was never called with TILEWISE_VLLM={asked}\n{said[-4000:]}")
+    if any(line.startswith("tilewise: ") for line in silence.splitlines()):
+        raise SystemExit(f"{model}: something was computed that nobody asked for")
+    if len({tuple(answer) for answer in expected}) < len(expected) // 2:
+        raise SystemExit(f"{model}: its prompts have too few different answers to tell anything")
+    differing = [index for index, (ours, theirs) in enumerate(zip(tokens, expected)) if ours != theirs]
+    if differing or len(tokens) != len(expected):
+        raise SystemExit(f"{model}: tokens of prompts {differing} differ ({len(tokens)} of {len(expected)} answered)")
+    return f"{model}: {len(tokens)} prompts, {sum(map(len, tokens))} tokens, equal with TILEWISE_VLLM={asked}"
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for model in sys.argv[1:] or ASKED:
+            print(compare(model, Path(folder)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

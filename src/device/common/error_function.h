@@ -3,6 +3,9 @@
 
 #include <stdint.h>
 
+// NVRTC has a function of its own, and no such builtins.
+#if !defined(__CUDACC_RTC__) && !defined(__CUDACC__)
+
 namespace tilewise::device {
 
 /// Within 4 units in the last place where the machine's power of two is within one. (1 + 2a) exp(a^2) erfc(a) is a
@@ -36,3 +39,5 @@ inline float erfc_by_polynomial(float x) {
 }
 
 }  // namespace tilewise::device
+
+#endif

@@ -25,6 +25,7 @@ TEST_P(EmulatedLinear, TilesOfRows) {
   for (const char* tokens : {"1", "130"})
     check("linear dtype=bf16 n=72 k=200 bias=f32 activation=silu tokens=" + std::string(tokens), 3);
   check("linear out_dtype=bf16 n=130 k=40 tokens=70", 3);
+  check("linear dtype=bf16 tokens=450 n=40 k=96 groups=offsets_i32 num_experts=3", 2);  // CDNA: weights go to registers
 }
 
 /// The emulated device has few multiprocessors, and yet more than these have tiles.

@@ -8,8 +8,8 @@
 
 #include "device/common/float16.h"
 #include "device/common/float4.h"
+#include "device/product/direct_product.h"
 #include "device/product/groups.h"
-#include "device/product/product.h"
 #include "device/tile/ops_cdna.h"
 #include "device/tile/ops_rdna.h"
 #include "device/tile/ops_sm80.h"
@@ -31,7 +31,7 @@ struct ProductParams {
 template <class Ops, ProductConfig C>
 struct ProductKernel {
   using Params = ProductParams;
-  using Multiply = Product<Ops, C>;
+  using Multiply = ProductOf<Ops, C>;
   using Shared = typename Multiply::Shared;
   static void run(const Params& p, Shared& shared) {
     using Machine = typename Ops::Machine;
@@ -186,6 +186,18 @@ TYPED_TEST(Products, OfRows) {
   constexpr ProductConfig kConfig = small();
   check<TypeParam, kConfig>(100, 72, 200, kF32);
   check<TypeParam, kConfig>(1, 8, 8, kF32);
+}
+
+TEST(DirectProducts, OfRows) {
+  constexpr ProductConfig kConfig = [] {
+    ProductConfig c = small();
+    c.block_n = 128;
+    c.waves = c.waves_n = 2;
+    c.direct_b = 1;
+    c.a.gathered = 1;
+    return c;
+  }();
+  for (const std::int64_t k : {32, 64, 96, 160}) check<CdnaOps<HostCdnaMachine>, kConfig>(70, 200, k, kF32);
 }
 
 TYPED_TEST(Products, OfGatheredRowsInF16ThatStartAnywhere) {

@@ -118,6 +118,19 @@ TEST(LinearLowering, FactorsOfWholeSumsAreLeftToTheEnd) {
   EXPECT_EQ(config("linear w_format=nvfp4 dtype=f16 tokens=256 n=256 k=256").b.scale_use, device::kScaleElements);
 }
 
+/// Weights that are multiplied as they are pass no shared memory on CDNA, where tiles are many enough.
+TEST(LinearLowering, WeightsGoToRegistersWhereTheyCan) {
+  const auto direct = [](std::string_view architecture, std::string_view text) {
+    return forward_config(linear_problem(architecture, text), traits_of(architecture)).direct_b;
+  };
+  EXPECT_EQ(direct("gfx942", "linear dtype=bf16 tokens=4096 n=4096 k=4096"), 1);
+  EXPECT_EQ(direct("gfx942", "linear dtype=bf16 tokens=512 n=4096 k=4096"), 0);
+  EXPECT_EQ(direct("gfx942", "linear dtype=bf16 tokens=4096 n=4096 k=4096 w_transposed=1"), 0);
+  EXPECT_EQ(direct("gfx942", "linear dtype=bf16 tokens=4096 n=4096 k=4090"), 0);
+  EXPECT_EQ(direct("gfx942", "linear w_format=mxfp4 dtype=bf16 tokens=4096 n=4096 k=4096"), 0);
+  EXPECT_EQ(direct("sm_90a", "linear dtype=bf16 tokens=4096 n=4096 k=4096"), 0);
+}
+
 TEST(LinearLowering, TooMuchIsRefused) {
   const auto refusal = [](std::string_view text) {
     return Portable<operations::Linear>::lower(linear_problem("sm_90a", text), device_of("sm_90a"), family_of("sm_90a"))

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/linear/epilogue.h"
-#include "device/product/product.h"
+#include "device/product/direct_product.h"
 
 namespace tilewise::device {
 
@@ -10,7 +10,7 @@ template <TileOps Ops, auto C>
 class LinearProduct {
   using Machine = typename Ops::Machine;
   static constexpr ProductConfig kProduct = C;
-  using Multiply = Product<Ops, kProduct>;
+  using Multiply = ProductOf<Ops, kProduct>;
   using Sums = typename Multiply::Sums;
 
  public:

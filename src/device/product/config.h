@@ -39,6 +39,8 @@ struct OperandConfig {
   int32_t scale_use = kScaleNever, scale_type = kScaleF32;
   int32_t scale_rows = 1, scale_depth = 128;
 
+  /// Whether neighbours need not be neighbours in memory.
+  [[nodiscard]] constexpr bool lies_apart() const { return gathered != 0 || halves != 0; }
   /// Elements of a line that a lane loads at once: 16 bytes and one scale, or part of a square to transpose.
   [[nodiscard]] constexpr int32_t run() const {
     if (transposed) return 8;
@@ -54,6 +56,7 @@ struct ProductConfig {
   int32_t block_m = 128, block_n = 128, block_k = 64;
   int32_t waves = 4, waves_n = 2;  // that share the columns of a block
   int32_t stages = 2;
+  int32_t direct_b = 0;  // each wave loads its own rows of b to registers: see device/product/direct_product.h
 
   [[nodiscard]] constexpr int32_t wave_rows() const { return block_m / (waves / waves_n); }
   [[nodiscard]] constexpr int32_t wave_columns() const { return block_n / waves_n; }
@@ -64,7 +67,8 @@ struct ProductConfig {
   }
   /// Bytes of a block's shared memory.
   [[nodiscard]] constexpr uint32_t shared_bytes() const {
-    const uint32_t rows = static_cast<uint32_t>(block_m + block_n + (in_f32() ? 2 * kFloatPadding : 0));
+    const int32_t staged = direct_b != 0 ? block_m : block_m + block_n;
+    const uint32_t rows = static_cast<uint32_t>(staged + (in_f32() ? 2 * kFloatPadding : 0));
     return static_cast<uint32_t>(stages) * rows * static_cast<uint32_t>(block_k) * (in_f32() ? 4 : 2);
   }
   /// Floats between the lines of a tile in fp32, beside its rows.
@@ -81,7 +85,7 @@ struct ProductConfig {
     visit("b.scale_use", c.b.scale_use), visit("b.scale_type", c.b.scale_type), visit("b.scale_rows", c.b.scale_rows);
     visit("b.scale_depth", c.b.scale_depth), visit("element", c.element), visit("block_m", c.block_m);
     visit("block_n", c.block_n), visit("block_k", c.block_k), visit("waves", c.waves), visit("waves_n", c.waves_n);
-    visit("stages", c.stages);
+    visit("stages", c.stages), visit("direct_b", c.direct_b);
   }
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {

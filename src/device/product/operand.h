@@ -45,10 +45,33 @@ TILEWISE_INLINE constexpr int64_t bytes_of_elements(int64_t elements) {
   return elements * bits_of_product_type(O.type) / 8;
 }
 
-/// The tile of one side of a product. Writers of transposed ones walk down its columns.
-template <ProductConfig C, OperandConfig O, int kRows>
-struct OperandTile : Choose<C.in_f32(), FloatTile<kRows, C.block_k>,
-                            SharedTile<C.in_f32() ? kBf16 : C.element, kRows, C.block_k, O.transposed != 0>> {};
+/// Whether elements can be copied beside the lanes.
+template <class Ops, ProductConfig C, OperandConfig O>
+inline constexpr bool kCopiesElements =
+    Ops::kAsyncCopies && O.type == C.element && !C.in_f32() && O.vectors != 0 && O.scale_use != kScaleElements;
+/// Whether columns of memory stay columns of their tile.
+template <class Ops, ProductConfig C, OperandConfig O>
+inline constexpr bool kKeepsColumns =
+    kCopiesElements<Ops, C, O> && O.transposed != 0 && !O.lies_apart() && !Ops::kTransposedCopies;
+
+/// The tile of one side of a product. Writers that transpose walk down its columns.
+template <class Ops, ProductConfig C, OperandConfig O, int kRows>
+struct OperandTile
+    : Choose<C.in_f32(), FloatTile<kRows, C.block_k>,
+             Choose<kKeepsColumns<Ops, C, O>, SharedTile<C.in_f32() ? kBf16 : C.element, C.block_k, kRows>,
+                    SharedTile<C.in_f32() ? kBf16 : C.element, kRows, C.block_k, O.transposed != 0>>> {
+  static constexpr bool kColumns = kKeepsColumns<Ops, C, O>;
+};
+
+/// Rows of an operand from the wave's first on, as products take them.
+template <class Tile>
+TILEWISE_INLINE auto rows_of(const Tile& tile, int first_row) {
+  if constexpr (Tile::kColumns) {
+    return TransposedPart<Tile>{tile, first_row};
+  } else {
+    return part_of(tile, first_row);
+  }
+}
 
 /// Where a block's row stands among the operand's rows, and how many there are from it on: none behind the last.
 struct RowPlace {
@@ -93,27 +116,35 @@ TILEWISE_INLINE int64_t scale_depth(const OperandRows& operand, int64_t depth) {
                            operand.scale_depth_stride;
 }
 
-/// Rows of 16-bit elements as they are, asynchronously.
+/// Elements of 16 bits as they are, asynchronously: rows, or columns that stay columns.
 template <class Ops, ProductConfig C, OperandConfig O, int kRows>
 class CopyingLoader {
   using Machine = typename Ops::Machine;
-  using Tile = OperandTile<C, O, kRows>;
-  static constexpr int kThreads = C.waves * Machine::kLanes, kRowRuns = C.block_k / kChunk, kUnits = kRows * kRowRuns;
+  using Tile = OperandTile<Ops, C, O, kRows>;
+  static constexpr int kThreads = C.waves * Machine::kLanes;
+  static constexpr int kLines = O.transposed ? C.block_k : kRows;
+  static constexpr int kRuns = (O.transposed ? kRows : C.block_k) / kChunk, kUnits = kLines * kRuns;
   static constexpr int kSteps = ceil_div(kUnits, kThreads);
 
  public:
-  TILEWISE_INLINE explicit CopyingLoader(const OperandRows& operand) {
-    for_each([&](int step, int row, int run) {
-      from_[step] = operand.data + memory_row<Machine, O>(operand, row) * operand.line_stride + 2 * kChunk * run;
+  TILEWISE_INLINE explicit CopyingLoader(const OperandRows& operand) : line_stride_(operand.line_stride) {
+    for_each([&](int step, int line, int run) {
+      if constexpr (O.transposed) {
+        // Whole runs, the last of them more than once.
+        const int row = minimum(run * kChunk, operand.rows - kChunk);
+        from_[step] = operand.data + 2 * (operand.first_row + row) + line * operand.line_stride;
+      } else {
+        from_[step] = operand.data + memory_row<Machine, O>(operand, line) * operand.line_stride + 2 * kChunk * run;
+      }
     });
   }
 
-  /// Elements [depth, end) of each row, of which all lie in the tile where it is whole.
+  /// Depths [depth, end) of each row, of which all lie in the tile where it is whole.
   TILEWISE_INLINE void start(Tile& tile, int64_t depth, int64_t end, bool whole) {
-    for_each([&](int step, int row, int run) {
-      const bool valid = whole || depth + run * kChunk < end;
-      const uint8_t* const from = from_[step] + (valid ? 2 * depth : 0);
-      Machine::copy_async(tile.chunk(row, run), valid ? from : from_[0], valid);
+    const int64_t skip = O.transposed ? depth * line_stride_ : 2 * depth;
+    for_each([&](int step, int line, int run) {
+      const bool valid = whole || depth + (O.transposed ? line : run * kChunk) < end;
+      Machine::copy_async(tile.chunk(line, run), valid ? from_[step] + skip : from_[0], valid);
     });
   }
   TILEWISE_INLINE void finish(Tile&) {}
@@ -126,10 +157,11 @@ class CopyingLoader {
     for (int step = 0; step < kSteps; ++step) {
       const uint32_t unit = thread + static_cast<uint32_t>(step * kThreads);
       if (kUnits % kThreads != 0 && unit >= kUnits) break;
-      visit(step, static_cast<int>(unit / kRowRuns), static_cast<int>(unit % kRowRuns));
+      visit(step, static_cast<int>(unit / kRuns), static_cast<int>(unit % kRuns));
     }
   }
 
+  int64_t line_stride_;
   const uint8_t* from_[kSteps];
 };
 
@@ -137,7 +169,7 @@ class CopyingLoader {
 template <class Ops, ProductConfig C, OperandConfig O, int kRows>
 class RowLoader {
   using Machine = typename Ops::Machine;
-  using Tile = OperandTile<C, O, kRows>;
+  using Tile = OperandTile<Ops, C, O, kRows>;
   static constexpr int kRun = O.run(), kThreads = C.waves * Machine::kLanes, kRowRuns = C.block_k / kRun;
   static constexpr int kUnits = kRows * kRowRuns, kSteps = ceil_div(kUnits, kThreads);
   static constexpr bool kScaled = O.scale_use == kScaleElements;
@@ -218,7 +250,7 @@ class RowLoader {
 template <class Ops, ProductConfig C, OperandConfig O, int kRows>
 class TransposingLoader {
   using Machine = typename Ops::Machine;
-  using Tile = OperandTile<C, O, kRows>;
+  using Tile = OperandTile<Ops, C, O, kRows>;
   static constexpr int kRun = O.run(), kDeep = 4;
   static constexpr int kThreads = C.waves * Machine::kLanes, kRowRuns = kRows / kRun;
   static constexpr int kUnits = kRowRuns * (C.block_k / kDeep), kSteps = ceil_div(kUnits, kThreads);
@@ -320,10 +352,8 @@ class TransposingLoader {
   Square held_[kSteps];
 };
 
-/// Whether rows can be copied beside the lanes.
 template <class Ops, ProductConfig C, OperandConfig O>
-inline constexpr bool kCopiesRows = Ops::kAsyncCopies && O.type == C.element && !C.in_f32() && !O.transposed &&
-                                    O.vectors != 0 && O.scale_use != kScaleElements;
+inline constexpr bool kCopiesRows = kCopiesElements<Ops, C, O> && (!O.transposed || kKeepsColumns<Ops, C, O>);
 
 template <class Ops, ProductConfig C, OperandConfig O, int kRows>
 using OperandLoader =

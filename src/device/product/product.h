@@ -11,8 +11,8 @@ namespace tilewise::device {
 template <TileOps Ops, ProductConfig C>
 class Product {
   using Machine = typename Ops::Machine;
-  using TileA = OperandTile<C, C.a, C.block_m>;
-  using TileB = OperandTile<C, C.b, C.block_n>;
+  using TileA = OperandTile<Ops, C, C.a, C.block_m>;
+  using TileB = OperandTile<Ops, C, C.b, C.block_n>;
   using LoaderA = OperandLoader<Ops, C, C.a, C.block_m>;
   using LoaderB = OperandLoader<Ops, C, C.b, C.block_n>;
   static constexpr int kScaledDepth = C.scaled_depth();

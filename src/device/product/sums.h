@@ -1,7 +1,7 @@
 // What a wave holds of a block's sums: accumulators of matrix instructions, or floats that its lanes add up.
 #pragma once
 
-#include "device/product/float_tile.h"
+#include "device/product/operand.h"
 #include "device/tile/mma.h"
 
 namespace tilewise::device {
@@ -25,8 +25,19 @@ class MatrixSums {
 
   template <class A, class B>
   TILEWISE_INLINE void multiply(const A& a, const B& b) {
-    mma_ABt(tile_, part_of(a, first_row_), part_of(b, first_col_));
+    if constexpr (A::kColumns || B::kColumns) {
+      Ops::template mma_parts<C.block_k>(tile_, rows_of(a, first_row_), rows_of(b, first_col_));
+    } else {
+      mma_ABt(tile_, rows_of(a, first_row_), rows_of(b, first_col_));
+    }
   }
+
+  /// The same, b held in registers: the wave's own rows of it.
+  template <class A, class Operand>
+  TILEWISE_INLINE void multiply_held(const A& a, const Operand& b) {
+    mma_ABt(tile_, part_of(a, first_row_), b);
+  }
+  TILEWISE_INLINE int first_col() const { return first_col_; }
 
   /// Row of the block behind a slot of this lane.
   TILEWISE_INLINE int row_of_slot(int slot) const { return first_row_ + Tile::row_of_slot(Machine::lane(), slot); }

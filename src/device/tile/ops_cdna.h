@@ -87,6 +87,23 @@ struct CdnaOps {
     }
   }
 
+  /// to += A B^T, B held in registers, A read from shared memory as it is needed.
+  template <int kElement, int Rows, int Cols, int Depth, class Own, bool kTight>
+  TILEWISE_INLINE static void mma_ABt(Fragment<CdnaOps, Rows, Cols>& to, const TilePart<Own, kTight>& a,
+                                      const Operand<kElement, Cols, Depth>& b) {
+    TILEWISE_UNROLL
+    for (int k = 0; k < Depth / 16; ++k) {
+      TILEWISE_UNROLL
+      for (int r = 0; r < Rows / 32; ++r) {
+        const CdnaOperand own = read_step(a.tile, a.first_row + 32 * r, k);
+        TILEWISE_UNROLL
+        for (int c = 0; c < Cols / 32; ++c) {
+          Machine::template mma_32x32x16<kElement>(to.tile[r][c], b.step[c][k], own);
+        }
+      }
+    }
+  }
+
   /// Rounds accumulators to elements, as the left operand of mma_AB(). Of the 16 columns of a step, a
   /// lane of half h holds {4h..4h+3, 8+4h..8+4h+3}: transposed_place() stores them in that order.
   template <int kElement, int Rows, int Cols>

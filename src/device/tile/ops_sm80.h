@@ -94,6 +94,27 @@ struct Sm80Ops {
     }
   }
 
+  /// The same of operands either of which may lie column by column.
+  template <int Depth, int Rows, int Cols, class A, class B>
+  TILEWISE_INLINE static void mma_parts(Fragment<Sm80Ops, Rows, Cols>& to, const A& a, const B& b) {
+    TILEWISE_UNROLL
+    for (int k = 0; k < Depth / 16; ++k) {
+      uint32_t left[Rows / 16][4];
+      TILEWISE_UNROLL
+      for (int r = 0; r < Rows / 16; ++r) load_left_part(left[r], a, r, k);
+      TILEWISE_UNROLL
+      for (int c = 0; c < Cols / 16; ++c) {
+        uint32_t right[4];
+        load_right_part(right, b, c, k);
+        TILEWISE_UNROLL
+        for (int r = 0; r < Rows / 16; ++r) {
+          Machine::template mma<A::kElement>(to.tile[r][2 * c], left[r], right[0], right[1]);
+          Machine::template mma<A::kElement>(to.tile[r][2 * c + 1], left[r], right[2], right[3]);
+        }
+      }
+    }
+  }
+
   /// The same, B's bytes widened.
   template <int kElement, int Rows, int Cols, int Depth>
   TILEWISE_INLINE static void mma_ABt(Fragment<Sm80Ops, Rows, Cols>& to, const OperandByFours<kElement, Rows, Depth>& a,
@@ -206,6 +227,29 @@ struct Sm80Ops {
   }
 
  private:
+  template <class Tile, bool kTight>
+  TILEWISE_INLINE static void load_left_part(uint32_t (&to)[4], const TilePart<Tile, kTight>& from, int r, int k) {
+    load_left(to, from.tile, from.first_row, 0, r, k);
+  }
+  template <class Tile>
+  TILEWISE_INLINE static void load_left_part(uint32_t (&to)[4], const TransposedPart<Tile>& from, int r, int k) {
+    const int lane = Machine::lane(), matrix = lane / 8;
+    Machine::load_matrices_transposed(
+        to, from.tile.chunk(16 * k, 8 * (matrix / 2) + lane % 8, 2 * r, from.first_col / kChunk + matrix % 2));
+  }
+  template <class Tile, bool kTight>
+  TILEWISE_INLINE static void load_right_part(uint32_t (&to)[4], const TilePart<Tile, kTight>& from, int c, int k) {
+    const int lane = Machine::lane(), matrix = lane / 8;
+    Machine::load_matrices(to,
+                           from.tile.chunk(16 * c, from.first_row + 8 * (matrix / 2) + lane % 8, 2 * k, matrix % 2));
+  }
+  template <class Tile>
+  TILEWISE_INLINE static void load_right_part(uint32_t (&to)[4], const TransposedPart<Tile>& from, int c, int k) {
+    const int lane = Machine::lane(), matrix = lane / 8;
+    Machine::load_matrices_transposed(
+        to, from.tile.chunk(16 * k, 8 * (matrix % 2) + lane % 8, 2 * c, from.first_col / kChunk + matrix / 2));
+  }
+
   template <class Tile>
   TILEWISE_INLINE static void load_left(uint32_t (&to)[4], const Tile& tile, int first_row, int first_col, int r,
                                         int k) {

@@ -57,6 +57,15 @@ struct TilePart {
   int first_row = 0, first_col = 0;
 };
 
+/// Rows of an operand that are a tile's columns, from first_col on; the tile's rows are the depth.
+template <class Tile_>
+struct TransposedPart {
+  using Tile = Tile_;
+  static constexpr int kElement = Tile::kElement;
+  const Tile& tile;
+  int first_col = 0;
+};
+
 /// Parts as they are, and tiles as parts that begin at their first row and column.
 template <class Tile, bool kTight>
 TILEWISE_INLINE TilePart<Tile, kTight> part_of(const TilePart<Tile, kTight>& part) {

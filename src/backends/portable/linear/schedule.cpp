@@ -65,6 +65,7 @@ LinearConfig forward_config(const LinearProblem& p, const DeviceTraits& traits) 
   c.a.vectors = has_vectors(c.a, p.unaligned, p.k);
   c.b.vectors = has_vectors(c.b, p.unaligned, p.w_transposed ? p.n : p.k);
   set_tiles(c, rows_of_group(p), traits);
+  set_direct(c, p.tokens, p.n, p.k, traits);
   set_stages(c, traits);
   const LinearEnds ends = ends_of(p);
   c.row_scale = ends.rows, c.column_scale = ends.columns, c.expert_scale = ends.experts;
@@ -106,6 +107,7 @@ LinearDwConfig dw_config(const LinearProblem& p, DType dsum, const DeviceTraits&
   d.vectors = has_vectors(d, p.unaligned, p.n);
   set_tiles(c, std::min(p.n, p.k), traits);
   c.block_k = 32;
+  set_stages(c, traits);
   c.groups = groups_of(p);
   c.out_type = number_type_of_linear(p.dtype);
   c.vector_out = !p.unaligned && (p.dw_transposed ? p.n : p.k) % device::kLaneColumns == 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "core/ceil_div.hpp"
 #include "formats/scales.hpp"
 
 namespace tilewise::backends::portable {
@@ -92,10 +93,27 @@ void set_tiles(ProductConfig& c, std::int64_t rows, const DeviceTraits& traits) 
   if (scaled) c.block_k = std::min(c.block_k, c.scaled_depth());
 }
 
+void set_direct(ProductConfig& c, std::int64_t rows, std::int64_t columns, std::int64_t depth,
+                const DeviceTraits& traits) {
+  constexpr std::int32_t kRows = 64, kColumns = 512;
+  if (traits.family != gpu::Family::cdna || c.in_f32() || c.block_m < kRows || c.scaled_depth() != 0) return;
+  if (c.b.type != c.element || c.b.transposed != 0 || c.b.vectors == 0 || depth % 32 != 0) return;
+  const std::int64_t tiles =
+      core::ceil_div(rows, std::int64_t{kRows}) * core::ceil_div(columns, std::int64_t{kColumns});
+  if (tiles < traits.multiprocessors) return;
+  c.direct_b = 1;
+  c.block_m = kRows, c.block_n = kColumns;
+  c.waves = c.waves_n = 4;
+  c.block_k = depth % 64 == 0 ? 64 : 32;
+}
+
 void set_stages(ProductConfig& c, const DeviceTraits& traits) {
   constexpr std::int32_t kMost = 4;
   if (is_amd(traits) || c.in_f32()) return;
-  const bool copies = c.a.type == c.element && c.b.type == c.element && !c.b.transposed && !c.a.transposed;
+  const auto is_copied = [&c](const OperandConfig& o) {
+    return o.type == c.element && !(o.transposed != 0 && o.lies_apart());
+  };
+  const bool copies = is_copied(c.a) && is_copied(c.b);
   while (copies && c.stages < kMost) {
     ++c.stages;
     if (2 * std::size_t{c.shared_bytes()} <= traits.shared_bytes) continue;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS  # noqa: E402
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: E402
+from transformers_matrix import experts as matrix  # noqa: E402
+from transformers_matrix import table  # noqa: E402
 from transformers_matrix.checks import compare, configuration_auto, inputs_of, model_class, outputs_of  # noqa: E402
 from transformers_matrix.tiny import tiny_config  # noqa: E402
 
@@ -21,6 +24,7 @@ from tilewise.transformers import experts, fp8  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+DOCS = Path(__file__).parents[2] / "docs" / "transformers_experts.md"
 # One of each way to compute experts: plain, biased, interleaved, transposed, clamped, without a gate.
 FORMS = {
     "mixtral": ("concatenated", "silu", None),
@@ -138,3 +142,32 @@ def test_an_activation_of_its_own_is_refused() -> None:
             model.set_experts_implementation("tilewise")
     finally:
         type(module)._apply_gate = before.__func__
+
+
+def _rows(heading: str) -> list[list[str]]:
+    """Cells of the lines of one of the page's tables."""
+    _, _, text = DOCS.read_text().partition(f"| models | {heading} |")
+    lines = text.partition("\n\n")[0].splitlines()[2:]
+    return [line.strip("| ").split(" | ") for line in lines]
+
+
+def test_every_class_and_router_is_documented() -> None:
+    if f"transformers {transformers.__version__}:" not in DOCS.read_text():
+        pytest.skip("docs/transformers_experts.md is about another version of transformers")
+    classes = [(folder, cls.__name__) for folder in matrix.folders() for cls in matrix.classes(folder)]
+    rows = _rows("class")
+    assert [(row[0], row[1]) for row in rows] == classes
+    assert {row[2] for row in rows} <= {"pass", "refused", "not built"}
+    assert sum(row[2] == "pass" for row in rows) >= 60
+    assert sum(row[3].endswith(", fp8") for row in rows) >= 55
+    routers = _rows("router")
+    assert [tuple(row[:3]) for row in routers] == matrix.routers()
+    assert len(routers) == 80
+
+
+@pytest.mark.parametrize("folder", ["mixtral", "gpt_oss", "deepseek_v4", "inkling2", "llama4"])
+def test_the_page_says_what_is(folder: str) -> None:
+    if f"transformers {transformers.__version__}:" not in DOCS.read_text():
+        pytest.skip("docs/transformers_experts.md is about another version of transformers")
+    found = [[v.model_type, v.model, v.result, table.cell(v.detail)] for v in matrix.examine(folder)]
+    assert found == [row for row in _rows("class") if row[0] == folder]

@@ -144,6 +144,14 @@ def test_other_blocks_are_refused_by_name(quantisation: Any, words: str, tmp_pat
         load(folder, "tilewise")
 
 
+def test_what_transformers_makes_no_fp8_experts_for_is_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path, random_model(moe_config("gpt_oss")), fp8_config(), lambda tensors: None)
+    with pytest.raises(
+        NotImplementedError, match="GptOssForCausalLM cannot use 'tilewise': transformers makes no fp8 ex"
+    ):
+        load(tmp_path, "tilewise")
+
+
 def test_each_class_keeps_what_it_does_between_products(tmp_path: Path) -> None:
     """transformers' class for fp8 has a formula of its own; a model's own one holds."""
     model = load(fp8_checkpoint(tmp_path, "qwen3_moe"), "tilewise")

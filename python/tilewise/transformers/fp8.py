@@ -17,8 +17,10 @@ import tilewise
 from tilewise.transformers import stored
 from tilewise.transformers.experts import NAME, call, form_of, matrices, refusal
 
-__all__ = ["Fp8Quantizer", "GroupedLinear", "Linear", "experts_forward", "install"]
+__all__ = ["Fp8Quantizer", "GroupedLinear", "Linear", "experts_forward", "install", "take_form"]
 
+# What transformers' class for fp8 experts raises where a configuration has no sizes or activation for it.
+NOT_MADE = (AssertionError, AttributeError, KeyError, TypeError)
 _OTHERWISE = "quantization_config=FineGrainedFP8Config(dequantize=True) widens them"
 _E8M0 = torch.float8_e8m0fnu
 # Blocks of weights, rows by columns, with the formats of their scales in f32 and e8m0.
@@ -146,7 +148,13 @@ class Fp8Quantizer(stored.StoredWeights, FineGrainedFP8HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         own = {name: module for name, module in model.named_modules() if hasattr(module, "_is_expert_parallel")}
-        super()._process_model_before_weight_loading(model, **kwargs)
+        try:
+            super()._process_model_before_weight_loading(model, **kwargs)
+        except NOT_MADE as error:
+            if not self.keeps_stored:
+                raise
+            reason = f"transformers makes no fp8 experts for it ({error}); {_OTHERWISE}"
+            raise refusal(type(model), reason) from error
         if not self.keeps_stored:
             return
         for name, module in model.named_modules():
@@ -156,13 +164,13 @@ class Fp8Quantizer(stored.StoredWeights, FineGrainedFP8HfQuantizer):
                     _format(module, module.weight_scale_inv, module.weight)
                     module.__class__ = Linear if cls is FP8Linear else GroupedLinear
                 elif isinstance(module, FP8Experts):
-                    _take_form(module, own[name])
+                    take_form(module, own[name])
                     _of_experts(module)
             except NotImplementedError as error:
                 raise refusal(type(model), f"of {name}, {error}") from None
 
 
-def _take_form(module: Any, own: Any) -> None:
+def take_form(module: Any, own: Any) -> None:
     """FP8Experts compute by a formula of their own; these are to compute what the model's class does."""
     if own.is_transposed or not own.is_concatenated:
         raise NotImplementedError("fp8 weights are loaded as [gate; up] by rows, and its class has another layout")

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 import transformers
+from route_table import OWN_RULES, SERVED
 from transformers.models.auto import configuration_auto
 
 from tilewise.transformers import experts
-from transformers_matrix import table
+from transformers_matrix import experts_fp8, table
 from transformers_matrix.checks import NotBuilt, Verdict, compare, first_line, kind_of, model_class
 from transformers_matrix.tiny import tiny_config
 
@@ -120,17 +121,22 @@ def _made(cls: type, folder: str) -> Any:
     raise NotBuilt(failure)
 
 
-def _results(module: Any, implementation: str) -> dict[str, torch.Tensor]:
-    """Of a call and its gradients, by name."""
+def _inputs(module: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, the experts that each has, and what these weigh."""
     first = (module.gate_up_proj if module.has_gate else module.up_proj).shape
     num_experts, hidden = first[0], first[1 if module.is_transposed else 2]
     random = torch.Generator().manual_seed(1)
     x = torch.randn(TOKENS, hidden, generator=random, requires_grad=True)
     weights = torch.rand(TOKENS, TOP_K, generator=random).requires_grad_()
-    scores = torch.rand(TOKENS, num_experts, generator=random)
+    return x, torch.rand(TOKENS, num_experts, generator=random).topk(TOP_K).indices, weights
+
+
+def _results(module: Any, implementation: str) -> dict[str, torch.Tensor]:
+    """Of a call and its gradients, by name."""
+    x, ids, weights = _inputs(module)
     module.config._experts_implementation = implementation
-    out = module(x, scores.topk(TOP_K).indices, weights)
-    (out * torch.randn(out.shape, generator=random)).sum().backward()
+    out = module(x, ids, weights)
+    (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(2))).sum().backward()
     found = {"out": out.detach(), "gradient of x": x.grad, "gradient of top_k_weights": weights.grad}
     for name, parameter in module.named_parameters():
         found[f"gradient of {name}"] = parameter.grad
@@ -147,7 +153,8 @@ def _compare(cls: type, folder: str) -> str:
     form = experts.recognise(module)
     words = [form.gate, form.activation, f"limit {form.limit:g} {form.clamp}" if form.limit else ""]
     layout = ["transposed" if module.is_transposed else "", "biases" if module.has_bias else ""]
-    return ", ".join(word for word in (*words, *layout, "outputs", "gradients") if word)
+    stored = experts_fp8.check(module, *_inputs(module))
+    return ", ".join(word for word in (*words, *layout, "outputs", "gradients", stored) if word)
 
 
 def _refuse(cls: type, folder: str) -> str:
@@ -206,7 +213,36 @@ def render(verdicts: list[Verdict]) -> str:
         "|---|---|---|---|",
     ]
     lines += [f"| {v.model_type} | {v.model} | {v.result} | {table.cell(v.detail)} |" for v in verdicts]
+    return "\n".join(lines) + "\n\n" + _render_routers(verdicts)
+
+
+def _render_routers(verdicts: list[Verdict]) -> str:
+    """Markdown: every router, who chooses experts for it, and who computes these."""
+    results: dict[str, set[str]] = {}
+    for verdict in verdicts:
+        results.setdefault(verdict.model_type, set()).add(verdict.result)
+    lines = [
+        "## Routers",
+        "",
+        f"{len(SERVED)} routers choose as `tilewise.route` can; {len(OWN_RULES)} have a rule of their own.",
+        "",
+        "| models | router | chooses by | its experts |",
+        "|---|---|---|---|",
+    ]
+    for folder, name, rule in routers():
+        experts_of = " and ".join(sorted(results.get(folder, {"no class of experts"})))
+        lines.append(f"| {folder} | {name} | {table.cell(rule)} | {experts_of} |")
     return "\n".join(lines) + "\n"
+
+
+def routers() -> list[tuple[str, str, str]]:
+    """(folder, class, rule) of the table of routers."""
+    found = [(router.folder, router.name, "`route`") for router in SERVED]
+    root = Path(transformers.models.__file__).parent
+    for name, reason in OWN_RULES.items():
+        (path,) = (path for path in root.glob("*/modeling_*.py") if f"class {name}(" in path.read_text())
+        found.append((path.parent.name, name, f"its own: {reason}"))
+    return sorted(found)
 
 
 def main() -> int:

@@ -109,7 +109,9 @@ times_factor() { awk -v count="$1" -v factor="$FACTOR" 'BEGIN { n = int(count * 
 verify() { build/tilewise verify --operation "$1" --count "$(times_factor "$2")" --seed "$SEED" "${@:3}"; }
 
 # Models inside vLLM itself, whose environment is kept from one night to the next.
-vllm_models() { scripts/bootstrap.sh vllm && .venv-vllm/bin/python tests/vllm/compare.py; }
+vllm_models() {
+  scripts/bootstrap.sh vllm && .venv-vllm/bin/python tests/vllm/compare.py && .venv-vllm/bin/python tests/vllm/server.py
+}
 
 golden() { .venv/bin/python tests/golden/golden.py; }
 

@@ -235,6 +235,9 @@ def call(operation: str, given: dict[str, Any], out: dict[str, Any], unwanted: C
     """
     kind = _calls.CALLS[operation]
     arrays = {**given, **out}
+    for tensor in kind.inputs:
+        if arrays[tensor.name] is None and not tensor.optional:
+            raise TypeError(f"{tensor.name}: must be an array (got None)")
     views = {tensor.name: _borrow_all(tensor, arrays.get(tensor.name)) for tensor in (*kind.inputs, *kind.outputs)}
     fields = {field.name: given[field.name] for field in kind.fields}
     model, model_view = given[kind.inputs[0].name], views[kind.inputs[0].name]

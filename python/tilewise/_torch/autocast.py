@@ -1,6 +1,6 @@
-# Autocast: q, k and v take the autocast dtype, like the matrix products they are part of. What
-# is fp32 by definition (sink, slopes, an fp32 bias) stays.
-"""Autocast rule of attention."""
+# Autocast: q, k and v, tokens and weights take the autocast dtype, like the matrix products they are part of. What
+# is fp32 by definition (sink, slopes, an fp32 bias, what experts weigh) stays.
+"""Autocast rules of attention, linear layers and experts."""
 
 from __future__ import annotations
 
@@ -33,6 +33,34 @@ def _kernel(operator: Any, device_type: str, key: Any) -> Callable[..., Any]:
             return operator(q, k, v, *options._replace(bias=bias))
 
     return run
+
+
+# Of the operations that are stated by a schema: what takes part in products, quantised weights and rows apart.
+_FACTORS = {"linear": ("x", "w"), "moe": ("x", "gate_up", "down", "gate_up_bias", "down_bias")}
+_CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _by_schema(operator: Any, device_type: str, key: Any) -> Callable[..., Any]:
+    names = _FACTORS[operator.name]
+
+    def run(*args: Any, **others: Any) -> Any:
+        given = operator.bind(args, others)
+        dtype = torch.get_autocast_dtype(device_type)
+        if given["x"].dtype in _CASTABLE:
+            for name in names:
+                if given[name] is not None and given[name].dtype in _CASTABLE:
+                    given[name] = given[name].to(dtype)
+        with private.ExcludeDispatchKeyGuard(private.DispatchKeySet(key)):
+            return operator.handle(*(given[name] for name in operator.names))
+
+    return run
+
+
+def register(operator: Any) -> None:
+    """The rule of an operator by schema, where it has one."""
+    if operator.name in _FACTORS:
+        for device_type, key in private.autocast_keys.items():
+            LIBRARY.impl(operator.name, _by_schema(operator, device_type, key), f"Autocast{device_type.upper()}")
 
 
 for _device_type, _key in private.autocast_keys.items():

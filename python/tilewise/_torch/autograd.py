@@ -290,14 +290,14 @@ def _named_tensors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             yield argument, value
 
 
-def refuse_autograd(name: str) -> None:
-    """Makes the operator raise for tensors that require gradients and for dual ones."""
+def refuse_autograd(name: str, reason: str = "") -> None:
+    """Makes the operator raise, for this reason, for tensors that require gradients and for dual ones."""
     operator = getattr(torch.ops.tilewise, name).default
 
     def refusing(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         for argument, value in _named_tensors(name, args, kwargs):
             if isinstance(value, Tensor):
-                refuse_gradient(argument, value)
+                refuse_gradient(argument, value, reason)
                 refuse_tangents([(argument, value)])
         with below_autograd():
             return operator.redispatch(keyset & private.after_autograd_keyset, *args, **kwargs)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _calls, _core, _log
-from tilewise._torch import autograd, operators
+from tilewise._torch import autocast, autograd, operators
 from tilewise._torch.dtypes import CORE_DTYPES, TORCH_DTYPES
 from tilewise._torch.errors import raise_known
 from tilewise._torch.formulas import FORMULAS
@@ -58,6 +58,7 @@ class Operator:
         self.handle: Any = getattr(torch.ops.tilewise, self.name).default
         arguments = self.handle._schema.arguments
         self.names = [argument.name for argument in arguments]
+        self.required = [tensor.name for tensor in kind.inputs if not tensor.optional]
         self._defaults = {argument.name: argument.default_value for argument in arguments}
         self._firsts = [name for name in self.names if name == kind.anchor] + [tensor.name for tensor in kind.inputs]
 
@@ -170,9 +171,9 @@ class Derivatives:
         self.gradient_of = {tensor.derivative_of: tensor.name for tensor in backward.kind.outputs}
         self._given = [tensor for tensor in backward.kind.inputs if tensor.derivative_of in outputs]
         self._saved = [tensor.name for tensor in backward.kind.inputs if tensor not in self._given]
-        autograd.register(forward.name, self._gradients, self._setup)
+        autograd.register(forward.name, self.gradients, self.setup)
         if forward.formula is None:
-            autograd.refuse_autograd(backward.name)
+            autograd.refuse_autograd(backward.name, _no_second(backward))
         else:
             autograd.register(backward.name, self._second_gradients, self._setup_second)
 
@@ -192,7 +193,7 @@ class Derivatives:
             for name, count in ctx.counts.items()
         }
 
-    def _setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         given = self.forward.bind(inputs)
         made = dict(zip((tensor.name for tensor in self.forward.made), _tuple(output)))
         given.update(made)
@@ -200,7 +201,7 @@ class Derivatives:
         self._save(ctx, given, self._saved)
         ctx.stated = {name: given[name] for name in (*self.forward.fields, "implementation")}
 
-    def _gradients(self, ctx: Any, *derivatives: Optional[Tensor]) -> tuple[Any, ...]:
+    def gradients(self, ctx: Any, *derivatives: Optional[Tensor]) -> tuple[Any, ...]:
         given = {**ctx.stated, **self._restore(ctx)}
         of_output = dict(zip((tensor.name for tensor in self.forward.made), derivatives))
         named = {tensor.name: of_output[tensor.derivative_of] for tensor in self._given}
@@ -210,8 +211,12 @@ class Derivatives:
         needed = dict(zip(self.forward.names, ctx.needs_input_grad))
         for name, gradient in self.gradient_of.items():
             given[f"need_{gradient}"] = any(needed[name]) if isinstance(needed[name], (list, tuple)) else needed[name]
+        arguments = [given[name] for name in self.backward.names]
         try:
-            results = self.backward.handle(*(given[name] for name in self.backward.names))
+            if self.forward.formula is None and transforming() and not torch.compiler.is_compiling():
+                results = _TransformedGradients.apply(*arguments, self.backward)
+            else:
+                results = self.backward.handle(*arguments)
         except RuntimeError as error:
             raise_known(error, **named)
             raise
@@ -225,7 +230,8 @@ class Derivatives:
             shape, dtype = made[tensor.derivative_of]
             return first.new_zeros(shape, dtype=dtype)
         if value is not None and tensor.rows and value.stride(-1) != 1:
-            return value.contiguous()  # such as the expanded gradient of a sum
+            # Such as the expanded gradient of a sum. contiguous() would leave one without elements as it is.
+            return value.clone(memory_format=torch.contiguous_format)
         return value
 
     def _gradient(self, found: dict[str, Any], name: str, needed: Any) -> Any:
@@ -246,6 +252,49 @@ class Derivatives:
         made = (tensor.name for tensor in self.backward.made)
         found = self.forward.formula.second(given, dict(zip(made, derivatives)))
         return tuple(found.get(name) for name, _ in zip(self.backward.names, ctx.needs_input_grad))
+
+
+class _Transformed(torch.autograd.Function):
+    """An operator under torch.func's transforms, which refuse registered autograd. Its derivatives follow its
+    arguments, none of which is a list."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return arguments[-1].forward.handle(*arguments[:-1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.derivatives = inputs[-1]
+        inputs[-1].setup(ctx, inputs[:-1], output)
+
+    @staticmethod
+    def backward(ctx: Any, *derivatives: Any) -> Any:
+        return (*ctx.derivatives.gradients(ctx, *derivatives), None)
+
+
+class _TransformedGradients(torch.autograd.Function):
+    """Gradients under torch.func's transforms, which ask for a graph of them that few go on to use."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return arguments[-1].handle(*arguments[:-1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.backward_of = inputs[-1]
+
+    @staticmethod
+    def backward(ctx: Any, *derivatives: Any) -> Any:
+        raise NotImplementedError(_no_second(ctx.backward_of))
+
+
+def _no_second(backward: Operator) -> str:
+    name = backward.name.removesuffix("_backward")
+    return f"{name}: its gradients have no derivatives of their own; without create_graph=True there is no need of any"
 
 
 def _tuple(results: Any) -> tuple[Any, ...]:
@@ -274,6 +323,7 @@ class Operation:
             if operators.is_left_to_python(operator.name, key):
                 LIBRARY.impl(operator.name, operator.kernel, key)
         torch.library.register_fake(f"tilewise::{operator.name}", operator.fake, lib=LIBRARY)
+        autocast.register(operator)
         return operator
 
     def __call__(self, given: Given, out: Given, forward_only: Sequence[str] = ()) -> tuple[Any, ...]:
@@ -287,7 +337,9 @@ class Operation:
         operator = self.write if into else self.make
         values = {**given, **out} if into else given
         tensors = [each for tensor in operator.tensors for each in _listed(values.get(tensor.name))]
-        if not all(isinstance(tensor, Tensor) for tensor in tensors):
+        if not all(isinstance(tensor, Tensor) for tensor in tensors) or any(
+            values[name] is None for name in operator.required
+        ):
             self._refuse_others(operator, values)
         wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if wanted:
@@ -308,7 +360,9 @@ class Operation:
             _listed(values.get(name)) if name in operator.lists else values.get(name) for name in operator.names
         ]
         try:
-            if wanted or traced or transforming():
+            if wanted and self.derivatives is not None and transforming() and not traced:
+                made = _Transformed.apply(*arguments, self.derivatives)
+            elif wanted or traced or transforming():
                 made = operator.handle(*arguments)
             else:
                 with autograd.below_autograd():
@@ -323,6 +377,7 @@ class Operation:
     def _refuse_others(operator: Operator, values: Given) -> None:
         """TypeError that names the first argument that is no tensor."""
         named = list(_all_named(values, (tensor.name for tensor in operator.tensors)))
+        named += [(name, None) for name in operator.required if values[name] is None]
         for name, value in named:
             if not isinstance(value, Tensor):
                 raise TypeError(f"{name}: must be a torch tensor like {named[0][0]} (got {type(value).__name__})")

@@ -16,10 +16,10 @@ from tilewise._torch.private import forward_ad
 _fwd_grad_enabled = private.is_fwd_grad_enabled
 
 
-def refuse_gradient(name: str, tensor: Optional[Tensor]) -> None:
-    """Raises where `tensor` would need a gradient that there is none of."""
+def refuse_gradient(name: str, tensor: Optional[Tensor], reason: str = "") -> None:
+    """Raises where `tensor` would need a gradient that there is none of, with a reason of the caller's own if given."""
     if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError(f"{name}: has no gradient; pass {name}.detach()")
+        raise NotImplementedError(reason or f"{name}: has no gradient; pass {name}.detach()")
 
 
 def has_tangents(given: Iterable[Any]) -> bool:

@@ -8,7 +8,7 @@ how many went which way, and why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Optional
 
@@ -29,7 +29,16 @@ __all__ = ["LeftToTorch", "RoutedCalls", "grouped_mm", "routed", "scaled_grouped
 __dir__ = lists_public_names(__all__)
 
 _NAMES = {"x": "mat_a", "w": "mat_b", "offsets": "offs", "x_scale": "scale_a", "w_scale": "scale_b"}
-_linear: Callable[..., Tensor] = grouped_linear
+
+
+def _linear(x: Tensor, *args: Any, **options: Any) -> Tensor:
+    """grouped_linear() in the dtypes that it is given: torch's functions know no autocast."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return grouped_linear(x, *args, **options)
+    with torch.autocast(x.device.type, enabled=False):
+        return grouped_linear(x, *args, **options)
+
+
 _routing = Routing(lambda: "")
 
 

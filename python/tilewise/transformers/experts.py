@@ -168,7 +168,7 @@ def call(
         clamp=form.clamp,  # type: ignore[arg-type]
         **quantised,
     )
-    return out.reshape(hidden_states.shape)
+    return out.reshape(hidden_states.shape).to(hidden_states.dtype)  # autocast may have had another one
 
 
 # Of routed experts; those that every token has are a layer like any other.

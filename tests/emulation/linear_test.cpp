@@ -1,6 +1,7 @@
 // Linear layers' portable kernels under emulation against the reference: tiles of every size, few rows in parts of the
 // depth, every format, groups by numbers that are wrong, rows that start anywhere, gradients, and special values.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cmath>
 #include <limits>
@@ -89,6 +90,35 @@ TEST_P(EmulatedLinear, IsInvariantWhereItIsAsked) {
     multiply(row, 1, one);
     for (std::size_t n = 0; n < kN; ++n) ASSERT_EQ(one[n], all[static_cast<std::size_t>(row * kN) + n]) << row;
   }
+}
+
+/// Experts that lie more than 2^31 elements apart, in memory that is there where it is touched.
+TEST_P(EmulatedLinear, ExpertsFarApart) {
+  constexpr std::int64_t kApart = (std::int64_t{1} << 31) + 64, kTokens = 3, kN = 8, kK = 32;
+  constexpr auto kBytes = static_cast<std::size_t>(kApart + kN * kK) * sizeof(float);
+  void* const memory =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) GTEST_SKIP() << "no room for " << kBytes << " bytes of addresses";
+  std::vector<float> x(kTokens * kK), out(kTokens * kN), expected(kTokens * kN);
+  std::vector<std::int32_t> counts{1, 2};
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+  LinearArguments call;
+  call.x = TensorView(x.data(), DType::f32, {kTokens, kK});
+  call.w = TensorView(memory, DType::f32, {2, kN, kK});
+  call.w.strides[0] = kApart;
+  for (std::int64_t i = 0; i < 2 * kN * kK; ++i)
+    static_cast<float*>(memory)[i / (kN * kK) * kApart + i % (kN * kK)] = std::cos(static_cast<float>(i));
+  call.counts = TensorView(counts.data(), DType::i32, {2});
+  const auto multiply = [&call](std::string name, std::vector<float>& to) {
+    call.out = TensorView(to.data(), DType::f32, {kTokens, kN});
+    SelectOptions select;
+    select.implementation = std::move(name);
+    grouped_linear(call, select);
+  };
+  multiply(GetParam(), out);
+  multiply("reference", expected);
+  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected[i], 1e-5f) << i;
+  munmap(memory, kBytes);
 }
 
 TEST_P(EmulatedLinear, IsNeverChosenUnaskedAndRefuses) {

@@ -2,7 +2,8 @@
 
 Each configuration is compiled by NVRTC, compared with fp32 arithmetic on random data, and timed in turns with the layer
 made of torch.nn.functional.grouped_mm as transformers has it: captured graphs of calls whose routings are drawn anew,
-so that weights come from memory. --compile-only DIR leaves machine code there, which --kernels DIR takes. Needs torch
+so that weights come from memory. --library adds tilewise.moe itself: with TILEWISE_FORCE=cuda.sm80 the portable
+kernels. --compile-only DIR leaves machine code there, which --kernels DIR takes. Needs torch
 and an NVIDIA GPU of sm_90, and NVRTC where there is no machine code yet.
 """
 
@@ -59,6 +60,13 @@ def grouped_layer(w: Weights, call: Call) -> Callable[[], Any]:
         call.out.copy_(parts[back].view(tokens, top_k, -1).sum(1))
 
     return layer
+
+
+def library_layer(w: Weights, call: Call) -> Callable[[], Any]:
+    """tilewise.moe, by whichever implementation it chooses."""
+    import tilewise
+
+    return lambda: tilewise.moe(call.x, call.ids, call.weights, w.gate_up, w.down)
 
 
 def error_of(kernel: Decode | ManyRows, w: Weights, call: Call) -> float:
@@ -153,6 +161,8 @@ def measure(
     if options.kernels_apart:
         for kernel in fine:
             print(f"  {kernel.config.name}: {kernel_microseconds(kernel.layer(w, calls[0], False))}", flush=True)
+    if options.library:
+        ways["tilewise.moe"] = [library_layer(w, call) for call in calls]
     if options.peers:
         ways["grouped_mm"] = [grouped_layer(w, call) for call in calls]
     seconds = seconds_of(ways, options.samples, options.pause)
@@ -186,6 +196,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=20, help="of each, default: 20")
     parser.add_argument("--pause", type=float, default=0.01, metavar="SECONDS", help="before a sample, default: 0.01")
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave torch's layer out")
+    parser.add_argument("--library", action="store_true", help="time tilewise.moe too")
     parser.add_argument("--kernels-apart", action="store_true", help="time each launch of a call too")
     parser.add_argument("--kernels", type=Path, metavar="DIR", help="where machine code is kept")
     parser.add_argument("--compile-only", type=Path, metavar="DIR", help="compile into this folder and leave")

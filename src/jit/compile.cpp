@@ -105,16 +105,21 @@ std::vector<std::string> command_for(const Compiler& compiler, const Target& tar
 
 }  // namespace
 
+/// For AMD's GPUs. A lambda that is called in several places becomes a function else, and what it captures lies in
+/// scratch memory then: 2 KB a lane where decoding appends.
+constexpr const char* kInlineAll = "-inline-threshold=1000000";
+
 std::vector<std::string> usual_options(const Compiler& compiler, const Target& target) {
   switch (compiler.kind) {
     case CompilerKind::nvrtc:
       return {"--gpu-architecture=" + target.architecture, "--std=c++20", "-default-device", "--ptxas-options=-v"};
     case CompilerKind::hiprtc:
-      return {"--offload-arch=" + target.architecture, "-std=c++20", "-O3"};
+      return {"--offload-arch=" + target.architecture, "-std=c++20", "-O3", "-mllvm", kInlineAll};
     case CompilerKind::clang:
       return {"-x",        "hip",        "--offload-device-only",   "--no-gpu-bundle-output",
               "-nogpuinc", "-nogpulib",  "-ffreestanding",          "-nostdlibinc",
-              "-O3",       "-std=c++20", "-mcode-object-version=5", "--offload-arch=" + target.architecture};
+              "-O3",       "-std=c++20", "-mcode-object-version=5", "--offload-arch=" + target.architecture,
+              "-mllvm",    kInlineAll};
     case CompilerKind::host:
       break;
   }

@@ -45,8 +45,8 @@ class NewRows {
  public:
   /// Keys or values of a call: where they come from and go.
   struct Stream {
-    const Tensor4 &from, &cache;
-    const ScaleTensor& scale;
+    Tensor4 from, cache;  // values: of two streams' references no compiler would choose one in registers
+    ScaleTensor scale;
     int64_t dim;
   };
   template <class Params>

@@ -7,6 +7,26 @@
 
 namespace tilewise::device {
 
+/// Numbers of so many bytes that memory moves as one.
+template <int kBytes>
+struct MovedBytes {
+  using Type = uint32_t __attribute__((ext_vector_type(kBytes / 4)));
+};
+template <>
+struct MovedBytes<4> {
+  using Type = uint32_t;
+};
+template <>
+struct MovedBytes<2> {
+  using Type = uint16_t;
+};
+template <>
+struct MovedBytes<1> {
+  using Type = uint8_t;
+};
+template <int kBytes>
+using MovedAs = typename MovedBytes<kBytes>::Type;
+
 template <int kLanes_>
 struct AmdMachine {
   static constexpr int kLanes = kLanes_;
@@ -38,13 +58,25 @@ struct AmdMachine {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
   }
 
+  TILEWISE_INLINE static bool any(bool value) {
+    if constexpr (kLanes == 64) {
+      return __builtin_amdgcn_ballot_w64(value) != 0;
+    } else {
+      return __builtin_amdgcn_ballot_w32(value) != 0;
+    }
+  }
+  TILEWISE_INLINE static float shuffle_xor(float value, int mask) {
+    const int from = 4 * (lane() ^ mask);  // a byte address
+    return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(from, __builtin_bit_cast(int, value)));
+  }
+
   template <class T>
   TILEWISE_INLINE static T load_global(const T* from) {
-    return *from;
+    return load_from<kGlobalMemory, T>(from);
   }
   template <class T>
   TILEWISE_INLINE static void store_global(T* to, T value) {
-    *to = value;
+    store_to<kGlobalMemory>(to, value);
   }
   /// A stretch of global memory, the same in every lane. Reads at byte offsets past its end give zeros.
   struct Window {
@@ -93,11 +125,11 @@ struct AmdMachine {
 
   template <class T>
   TILEWISE_INLINE static T load_shared(const void* from) {
-    return *static_cast<const T*>(from);
+    return load_from<kSharedMemory, T>(from);
   }
   template <class T>
   TILEWISE_INLINE static void store_shared(void* to, T value) {
-    *static_cast<T*>(to) = value;
+    store_to<kSharedMemory>(to, value);
   }
 
   TILEWISE_INLINE static float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
@@ -120,7 +152,7 @@ struct AmdMachine {
   /// The same to nearest with ties away from zero where that is faster, for operands of products.
   template <int kElement>
   TILEWISE_INLINE static uint32_t pack_nearest(float low, float high) {
-#if !defined(__gfx950__)
+#if !defined(__gfx950__) && !defined(__gfx1250__)
     if constexpr (kElement == kBf16) {
       return high_halves(__builtin_bit_cast(uint32_t, low) + 0x8000u, __builtin_bit_cast(uint32_t, high) + 0x8000u);
     }
@@ -136,6 +168,21 @@ struct AmdMachine {
   /// The lower, or upper, 16 bits of two words, those of the first one low.
   TILEWISE_INLINE static uint32_t low_halves(uint32_t a, uint32_t b) { return choose_bytes(a, b, 0x05040100u); }
   TILEWISE_INLINE static uint32_t high_halves(uint32_t a, uint32_t b) { return choose_bytes(a, b, 0x07060302u); }
+
+ private:
+  static constexpr int kGlobalMemory = 1, kSharedMemory = 3;  // address spaces, as LLVM numbers them
+
+  // What memory an address is in is said outright, and of numbers rather than structs, whose copies forget it: the
+  // compiler loses sight of it where addresses pass through shared memory, or are chosen between, and then asks both.
+  template <int kSpace, class T>
+  TILEWISE_INLINE static T load_from(const void* from) {
+    return __builtin_bit_cast(T, *(const __attribute__((address_space(kSpace))) MovedAs<sizeof(T)>*)from);
+  }
+  template <int kSpace, class T>
+  TILEWISE_INLINE static void store_to(void* to, const T& value) {
+    using Moved = MovedAs<sizeof(T)>;
+    *(__attribute__((address_space(kSpace))) Moved*)to = __builtin_bit_cast(Moved, value);
+  }
 };
 
 }  // namespace tilewise::device

@@ -10,12 +10,6 @@ struct CdnaMachine : AmdMachine<64> {
 #if defined(__gfx942__) || defined(__gfx950__)
   static constexpr int kDies = 8;
 #endif
-  TILEWISE_INLINE static bool any(bool value) { return __builtin_amdgcn_ballot_w64(value) != 0; }
-  TILEWISE_INLINE static float shuffle_xor(float value, int mask) {
-    const int from = 4 * (lane() ^ mask);  // a byte address
-    return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(from, __builtin_bit_cast(int, value)));
-  }
-
   /// d += a * b^T of 32 x 16 and 32 x 16 elements; lane l holds row l % 32 of a and of b. The order of
   /// the 16 is free as long as a and b agree.
   template <int kElement>

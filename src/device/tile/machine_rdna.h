@@ -7,11 +7,6 @@
 namespace tilewise::device {
 
 struct RdnaMachine : AmdMachine<32> {
-  TILEWISE_INLINE static bool any(bool value) { return __builtin_amdgcn_ballot_w32(value) != 0; }
-  TILEWISE_INLINE static float shuffle_xor(float value, int mask) {
-    const int from = 4 * (lane() ^ mask);  // a byte address
-    return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(from, __builtin_bit_cast(int, value)));
-  }
   /// The word of the lane that differs in bit 4.
   TILEWISE_INLINE static uint32_t swap_halves(uint32_t word) {
     return __builtin_amdgcn_permlanex16(word, word, 0x76543210u, 0xFEDCBA98u, false, false);

@@ -46,7 +46,7 @@ TEST_P(EmulatedExperts, InF32) {
 
 TEST_P(EmulatedExperts, FewRowsAndMany) {
   check("moe dtype=bf16 tokens=1 hidden=136 intermediate=200 num_experts=70 top_k=8");
-  check("moe dtype=bf16 tokens=300 hidden=136 intermediate=136 num_experts=2 top_k=1 ids_dtype=i64");
+  check("moe dtype=bf16 tokens=300 hidden=160 intermediate=96 num_experts=2 top_k=1 ids_dtype=i64");
   check("moe_backward dtype=bf16 tokens=300 hidden=72 intermediate=40 num_experts=1 top_k=1");
   // Several chunks of pairs.
   check("moe dtype=bf16 tokens=420 hidden=24 intermediate=16 num_experts=130 top_k=5 weights_dtype=bf16");

@@ -33,7 +33,7 @@ _ATTENTION_TYPES = (
 class TilewiseBuilder(AttentionMetadataBuilder):
     """Makes the metadata of a batch's layers of one kind."""
 
-    _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
+    _cudagraph_support: ClassVar[Any] = AttentionCGSupport.NEVER  # until it has run in one
 
     # Of vLLM's metadata, what an answer does not depend on: the rest is read below, or refused where it says something.
     _INFORMATION = frozenset(

@@ -1,7 +1,9 @@
 // Expert layers as portable kernels take them, under emulation against the reference: every layout of weights, option
 // and format, forward and backward, few rows and many, hostile ids, and that other tokens change nothing.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -135,6 +137,37 @@ TEST_P(EmulatedExperts, OtherTokensChangeNothing) {
     EXPECT_EQ(std::memcmp(layer.out.data(), whole.data(), static_cast<std::size_t>(tokens * Layer::kHidden) * 2), 0)
         << tokens;
   }
+}
+
+/// Experts that lie more than 2^31 elements apart, in memory that is there where it is touched.
+TEST_P(EmulatedExperts, FarApart) {
+  constexpr std::int64_t kApart = (std::int64_t{1} << 31) + 64, kTokens = 3, kHidden = 32, kIntermediate = 8;
+  constexpr std::int64_t kElements = 2 * kIntermediate * kHidden;
+  constexpr auto kBytes = static_cast<std::size_t>(kApart + kElements) * sizeof(float);
+  void* const memory =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) GTEST_SKIP() << "no room for " << kBytes << " bytes of addresses";
+  std::vector<float> x(kTokens * kHidden), out(x.size()), expected(x.size()), weights{1.0f, 0.5f, 2.0f};
+  std::vector<std::int32_t> ids{1, 0, 1};
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+  for (std::int64_t i = 0; i < 2 * kElements; ++i)
+    static_cast<float*>(memory)[i / kElements * kApart + i % kElements] = std::cos(static_cast<float>(i));
+  MoeArguments call;
+  call.x = TensorView(x.data(), DType::f32, {kTokens, kHidden});
+  call.topk_ids = TensorView(ids.data(), DType::i32, {kTokens, 1});
+  call.topk_weights = TensorView(weights.data(), DType::f32, {kTokens, 1});
+  call.gate_up = TensorView(memory, DType::f32, {2, 2 * kIntermediate, kHidden});
+  call.down = TensorView(memory, DType::f32, {2, kHidden, kIntermediate});
+  call.gate_up.strides[0] = call.down.strides[0] = kApart;
+  const auto run = [&call](const std::string& name, std::vector<float>& to) {
+    call.out = TensorView(to.data(), DType::f32, {kTokens, kHidden});
+    moe(call, {name});
+  };
+  run(GetParam(), out);
+  run("reference", expected);
+  for (std::size_t i = 0; i < out.size(); ++i)
+    EXPECT_NEAR(out[i], expected[i], 1e-4f * (1.0f + std::abs(expected[i]))) << i;
+  munmap(memory, kBytes);
 }
 
 TEST_P(EmulatedExperts, RefusesWithAReasonAndIsNeverChosenUnasked) {

@@ -9,7 +9,7 @@ template <TileOps Ops, auto C>
 class ExpertRows {
   using Machine = typename Ops::Machine;
   static constexpr ProductConfig kProduct = C;
-  using Multiply = Product<Ops, kProduct>;
+  using Multiply = ProductOf<Ops, kProduct>;
   using Sums = typename Multiply::Sums;
 
  public:

@@ -4,9 +4,9 @@
 
 #include "device/moe/config.h"
 #include "device/moe/params.h"
+#include "device/product/direct_product.h"
 #include "device/product/epilogue.h"
 #include "device/product/groups.h"
-#include "device/product/product.h"
 
 namespace tilewise::device {
 

@@ -128,7 +128,7 @@ template <TileOps Ops, auto C>
 class ExpertUp {
   using Machine = typename Ops::Machine;
   static constexpr ProductConfig kProduct = C;
-  using Multiply = Product<Ops, kProduct>;
+  using Multiply = ProductOf<Ops, kProduct>;
   using Sums = typename Multiply::Sums;
   static constexpr GateLayout kLayout = C.layout();
   static_assert((kLayout == GateLayout::concatenated) == (C.b.halves != 0), "halves are gates and ups");

@@ -39,8 +39,6 @@ struct OperandConfig {
   int32_t scale_use = kScaleNever, scale_type = kScaleF32;
   int32_t scale_rows = 1, scale_depth = 128;
 
-  /// Whether neighbours need not be neighbours in memory.
-  [[nodiscard]] constexpr bool lies_apart() const { return gathered != 0 || halves != 0; }
   /// Elements of a line that a lane loads at once: 16 bytes and one scale, or part of a square to transpose.
   [[nodiscard]] constexpr int32_t run() const {
     if (transposed) return 8;

@@ -51,8 +51,7 @@ inline constexpr bool kCopiesElements =
     Ops::kAsyncCopies && O.type == C.element && !C.in_f32() && O.vectors != 0 && O.scale_use != kScaleElements;
 /// Whether columns of memory stay columns of their tile.
 template <class Ops, ProductConfig C, OperandConfig O>
-inline constexpr bool kKeepsColumns =
-    kCopiesElements<Ops, C, O> && O.transposed != 0 && !O.lies_apart() && !Ops::kTransposedCopies;
+inline constexpr bool kKeepsColumns = kCopiesElements<Ops, C, O> && O.transposed != 0 && !Ops::kTransposedCopies;
 
 /// The tile of one side of a product. Writers that transpose walk down its columns.
 template <class Ops, ProductConfig C, OperandConfig O, int kRows>
@@ -127,12 +126,11 @@ class CopyingLoader {
   static constexpr int kSteps = ceil_div(kUnits, kThreads);
 
  public:
-  TILEWISE_INLINE explicit CopyingLoader(const OperandRows& operand) : line_stride_(operand.line_stride) {
+  TILEWISE_INLINE explicit CopyingLoader(const OperandRows& operand)
+      : index_(operand.index), line_stride_(operand.line_stride) {
     for_each([&](int step, int line, int run) {
       if constexpr (O.transposed) {
-        // Whole runs, the last of them more than once.
-        const int row = minimum(run * kChunk, operand.rows - kChunk);
-        from_[step] = operand.data + 2 * (operand.first_row + row) + line * operand.line_stride;
+        from_[step] = operand.data + 2 * row_place<O, kChunk>(operand, run * kChunk).first;
       } else {
         from_[step] = operand.data + memory_row<Machine, O>(operand, line) * operand.line_stride + 2 * kChunk * run;
       }
@@ -141,15 +139,22 @@ class CopyingLoader {
 
   /// Depths [depth, end) of each row, of which all lie in the tile where it is whole.
   TILEWISE_INLINE void start(Tile& tile, int64_t depth, int64_t end, bool whole) {
-    const int64_t skip = O.transposed ? depth * line_stride_ : 2 * depth;
     for_each([&](int step, int line, int run) {
       const bool valid = whole || depth + (O.transposed ? line : run * kChunk) < end;
-      Machine::copy_async(tile.chunk(line, run), valid ? from_[step] + skip : from_[0], valid);
+      const uint8_t* const from = valid ? from_[step] + skip(depth, line) : from_[0];
+      Machine::copy_async(tile.chunk(line, run), from, valid);
     });
   }
   TILEWISE_INLINE void finish(Tile&) {}
 
  private:
+  /// Bytes from an operand's start to where a line has these depths.
+  TILEWISE_INLINE int64_t skip(int64_t depth, int line) const {
+    if constexpr (!O.transposed) return 2 * depth;
+    const int64_t at = depth + line;
+    return (O.gathered ? int64_t{Machine::load_global(index_ + at)} : at) * line_stride_;
+  }
+
   template <class Visit>
   TILEWISE_INLINE static void for_each(const Visit& visit) {
     const auto thread = static_cast<uint32_t>(Machine::thread());
@@ -161,6 +166,7 @@ class CopyingLoader {
     }
   }
 
+  const int32_t* index_;
   int64_t line_stride_;
   const uint8_t* from_[kSteps];
 };

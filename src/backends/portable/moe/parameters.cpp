@@ -1,4 +1,5 @@
 // What each pointer of a parameter block points to.
+#include <algorithm>
 #include <string_view>
 
 #include "backends/portable/moe/kernels.hpp"
@@ -244,7 +245,7 @@ void for_each_pointer_of_h(const device::QuantizeParams& p, const RegionVisitor&
     region.row = elements;
     visit_pointer(p, member, region, visit);
   };
-  const std::int64_t blocks = core::ceil_div(s.columns, s.block_columns);
+  const std::int64_t blocks = core::ceil_div(s.columns, std::max<std::int64_t>(s.block_columns, 1));
   part(p.numbers.data, "h", Access::read, sizeof(float), s.rows * s.columns);
   part(p.elements.data, "h_elements", Access::write, 1, s.rows * s.columns);
   part(p.scales.data, "h_scales", Access::write, s.scale_type == device::kScaleF32 ? sizeof(float) : 1,

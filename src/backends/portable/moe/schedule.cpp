@@ -80,6 +80,7 @@ ExpertDwConfig dw_config(const MoeProblem& p, const DeviceTraits& traits, bool t
   c.b = transposed ? rows : columns;
   set_tiles(c, std::min(num_rows, num_columns), traits);
   c.block_k = 32;
+  set_stages(c, traits);
   c.out_type = number_type_of(p.dtype);
   c.vector_out = !p.unaligned && is_whole(transposed ? num_rows : num_columns);
   return c;
@@ -148,6 +149,7 @@ ExpertUpConfig up_config(const MoeProblem& p, const DeviceTraits& traits) {
   c.b.vectors =
       p.gate_up_transposed ? has_vectors(c.b, p.unaligned, p.intermediate) : has_vectors(c.b, p.unaligned, p.hidden);
   set_tiles(c, rows_of_expert(p), traits);
+  set_direct(c, p.tokens * p.top_k, gate_up_rows(p), p.hidden, traits);
   if (p.gate == MoeGate::concatenated) set_halves(c, traits);
   set_stages(c, traits);
   c.row_scale = p.x_format.defined() && is_end(p.x_format);
@@ -185,6 +187,7 @@ ExpertRowsConfig down_config(const MoeProblem& p, const DeviceTraits& traits) {
   c.a.vectors = has_vectors(c.a, false, p.intermediate);
   c.b.vectors = has_vectors(c.b, p.unaligned, p.down_transposed ? p.hidden : p.intermediate);
   set_tiles(c, rows_of_expert(p), traits);
+  set_direct(c, p.tokens * p.top_k, p.hidden, p.intermediate, traits);
   set_stages(c, traits);
   c.row_scale = p.h_format.defined() && is_end(p.h_format);
   c.column_scale = p.w_format.defined() && is_end(p.w_format);

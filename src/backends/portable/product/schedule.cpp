@@ -110,10 +110,7 @@ void set_direct(ProductConfig& c, std::int64_t rows, std::int64_t columns, std::
 void set_stages(ProductConfig& c, const DeviceTraits& traits) {
   constexpr std::int32_t kMost = 4;
   if (is_amd(traits) || c.in_f32()) return;
-  const auto is_copied = [&c](const OperandConfig& o) {
-    return o.type == c.element && !(o.transposed != 0 && o.lies_apart());
-  };
-  const bool copies = is_copied(c.a) && is_copied(c.b);
+  const bool copies = c.a.type == c.element && c.b.type == c.element;
   while (copies && c.stages < kMost) {
     ++c.stages;
     if (2 * std::size_t{c.shared_bytes()} <= traits.shared_bytes) continue;

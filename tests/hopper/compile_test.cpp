@@ -248,11 +248,11 @@ TEST_F(HopperCompiled, LinearLayersKeepToRegisters) {
                     fp8 = "dtype=fp8_e4m3 x_format=fp8_1x128 w_format=fp8_128x128",
                     groups = " groups=offsets_i32 num_experts=64";
   std::vector<gpu::KernelBuild> builds;
-  for (const std::string& layer :
-       {"dtype=bf16" + large, "dtype=f16 w_transposed=1" + large, "dtype=bf16 tokens=64 n=4096 k=4096",
-        "dtype=bf16 tokens=512 n=4096 k=4096", "dtype=bf16 bias=f32 activation=gelu" + large,
-        "dtype=bf16 bias=bf16 activation=silu" + groups + large, fp8 + large, fp8 + " tokens=64 n=4096 k=4096",
-        fp8 + " tokens=512 n=4096 k=4096", fp8 + " bias=bf16 activation=silu" + groups + large}) {
+  for (const std::string& layer : std::vector<std::string>{
+           "dtype=bf16" + large, "dtype=f16 w_transposed=1" + large, "dtype=bf16 tokens=64 n=4096 k=4096",
+           "dtype=bf16 tokens=512 n=4096 k=4096", "dtype=bf16 bias=f32 activation=gelu" + large,
+           "dtype=bf16 bias=bf16 activation=silu" + groups + large, fp8 + large, fp8 + " tokens=64 n=4096 k=4096",
+           fp8 + " tokens=512 n=4096 k=4096", fp8 + " bias=bf16 activation=silu" + groups + large}) {
     const gpu::Outcome outcome = lower(LinearProblem(parse_problem(concat("linear device=cuda ", layer))), h200());
     ASSERT_EQ(outcome.refusal, "");
     gpu::add_builds(outcome.lowering.launches(), target_, builds);

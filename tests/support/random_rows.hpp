@@ -22,6 +22,15 @@ template <typename Problem>
   return names;
 }
 
+/// Those without emulated ones, which compile kernels for nearly every problem that is drawn: tests/emulation has
+/// theirs.
+template <typename Problem>
+[[nodiscard]] std::vector<std::string> native_rows_of() {
+  std::vector<std::string> names = cpu_rows_of<Problem>();
+  std::erase_if(names, [](const std::string& name) { return name.starts_with("emulation."); });
+  return names;
+}
+
 /// As many problems, or the part of them that TILEWISE_TEST_PERCENT asks for.
 [[nodiscard]] inline int problems_of(int count) {
   const char* const percent = std::getenv("TILEWISE_TEST_PERCENT");

@@ -43,7 +43,7 @@ class LinearRandom : public testing::TestWithParam<std::string> {
 TEST_P(LinearRandom, Forward) { check(Feature::backward, 700000, 120); }
 TEST_P(LinearRandom, Backward) { check(Feature::forward, 800000, 120); }
 
-INSTANTIATE_TEST_SUITE_P(Rows, LinearRandom, testing::ValuesIn(cpu_rows_of<LinearProblem>()), case_of_row);
+INSTANTIATE_TEST_SUITE_P(Rows, LinearRandom, testing::ValuesIn(native_rows_of<LinearProblem>()), case_of_row);
 
 /// Results rounded to bf16 once more than they may be: every output's bound must break, by far.
 TEST(LinearBounds, SeeALostRounding) {

@@ -51,7 +51,7 @@ TEST_P(MoeRandom, NormOfRowsWhoseSquaresVanish) {
   EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, MoeRandom, testing::ValuesIn(cpu_rows_of<MoeProblem>()), case_of_row);
+INSTANTIATE_TEST_SUITE_P(Rows, MoeRandom, testing::ValuesIn(native_rows_of<MoeProblem>()), case_of_row);
 
 /// How many times the bound an output of `row` is off, at most, once each of its numbers is rounded to bf16.
 double worst_of_rounded(const verify::MoeCall& call, const std::string& row, std::size_t output) {

@@ -291,7 +291,7 @@ def routed(*, strict: bool = False) -> AbstractContextManager[RoutedCalls]:
     call, for all threads; contexts nest.
 
     Left to torch are calls that Tilewise refuses, tensors of subclasses, and code that holds the functions, or
-    torch._grouped_mm, under another name already. The first two are counted, and TILEWISE_LOG=dispatch prints each of
+    `_grouped_mm`, under another name already. The first two are counted, and TILEWISE_LOG=dispatch prints each of
     them once with the reason.
 
     Args:

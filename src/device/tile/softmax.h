@@ -82,7 +82,7 @@ class OnlineSoftmax {
   /// register. 0 while it has seen nothing, and where it is far, whose row_max is subtracted from the scores
   /// themselves.
   TILEWISE_INLINE float base(int slot, float product, bool far) const {
-    return far | (row_max_[slot] == -kInfinity) ? 0.0f : product;
+    return (far | (row_max_[slot] == -kInfinity)) ? 0.0f : product;
   }
   /// Whether a score moves the reference of a row that is not far. Where it has seen nothing every score does but one
   /// of -infinity.

@@ -9,6 +9,8 @@
 #include "backends/cuda/hopper/moe.hpp"
 #include "backends/emulation/emulated_call.hpp"
 #include "backends/emulation/runtime.hpp"
+#include "backends/portable/linear/lowering.hpp"
+#include "backends/portable/moe/lowering.hpp"
 #include "core/message.hpp"
 #include "operations/linear/rules.hpp"
 #include "operations/moe/rules.hpp"
@@ -24,7 +26,9 @@ template <>
 struct HopperKernels<operations::Linear> {
   static constexpr std::string_view kName = "linear";
   static operations::linear::FeatureSet features() { return hopper::linear_features(); }
-  static bool is_aligned(const operations::linear::LinearParams& call);
+  static bool is_aligned(const operations::linear::LinearParams& call) {
+    return portable::Portable<operations::Linear>::is_aligned(call);
+  }
   static double flops(const LinearProblem& p) { return operations::linear::flops(p); }
   static double bytes_moved(const LinearProblem& p) { return operations::linear::bytes_moved(p); }
 };
@@ -33,7 +37,9 @@ template <>
 struct HopperKernels<operations::Moe> {
   static constexpr std::string_view kName = "moe";
   static operations::moe::FeatureSet features() { return hopper::moe_features(); }
-  static bool is_aligned(const operations::moe::MoeParams& call);
+  static bool is_aligned(const operations::moe::MoeParams& call) {
+    return portable::Portable<operations::Moe>::is_aligned(call);
+  }
   static double flops(const MoeProblem& p) { return operations::moe::flops(p); }
   static double bytes_moved(const MoeProblem& p) { return operations::moe::bytes_moved(p); }
 };

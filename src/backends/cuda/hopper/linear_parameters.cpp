@@ -4,7 +4,7 @@
 #include <initializer_list>
 
 #include "backends/cuda/hopper/linear_kernels.hpp"
-#include "backends/cuda/hopper/moe_kernels.hpp"
+#include "backends/portable/product/schedule.hpp"
 #include "core/ceil_div.hpp"
 
 namespace tilewise::backends::hopper {
@@ -143,7 +143,7 @@ void bind(const LinearParams& call, GemmPrepareParams& params) {
 }
 void bind(const LinearParams& call, GemmParams& params) {
   params.out = call.out.data, params.out_stride = call.out.row_stride;
-  params.bias = {call.bias.data, call.bias.expert_stride, call.bias.stride, moe_number_type(call.bias.dtype), 0};
+  params.bias = {call.bias.data, call.bias.expert_stride, call.bias.stride, portable::bias_type_of(call.bias.dtype), 0};
 }
 void bind(const LinearParams& call, ScaledGemmParams& params) { bind(call, params.gemm); }
 

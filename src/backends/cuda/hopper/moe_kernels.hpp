@@ -15,9 +15,6 @@ namespace tilewise::backends::hopper {
 /// Parts of the workspace that tensor maps are of too.
 inline constexpr std::string_view kMoeGathered = "gathered", kMoeH = "h", kMoeParts = "parts";
 
-/// BiasType of topk_weights and biases.
-[[nodiscard]] std::int32_t moe_number_type(DType dtype);
-
 void for_each_pointer(const device::MoeSortParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::MoeGatherParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::MoeLayerParams& p, const gpu::RegionVisitor& visit);

@@ -1,5 +1,6 @@
 // What each pointer of an expert layer's kernels points to, a call's tensors in their blocks, and their shared memory.
 #include "backends/cuda/hopper/moe_kernels.hpp"
+#include "backends/portable/product/schedule.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
@@ -95,9 +96,11 @@ RowTensor rows_of(const Matrix& m) { return {m.data, m.row_stride}; }
 PairTensor ids_of(const Matrix& m) {
   return {m.data, m.row_stride, m.column_stride, static_cast<std::int32_t>(size_of(m.dtype)), 0};
 }
-PairTensor weights_of(const Matrix& m) { return {m.data, m.row_stride, m.column_stride, moe_number_type(m.dtype), 0}; }
+PairTensor weights_of(const Matrix& m) {
+  return {m.data, m.row_stride, m.column_stride, portable::bias_type_of(m.dtype), 0};
+}
 ExpertBias bias_of(const ExpertVectors& v) {
-  return {v.data, v.expert_stride, 0, v.stride, moe_number_type(v.dtype), 0};
+  return {v.data, v.expert_stride, 0, v.stride, portable::bias_type_of(v.dtype), 0};
 }
 ExpertBias gate_up_bias_of(const MoeParams& call) {
   ExpertBias bias = bias_of(call.gate_up_bias);
@@ -121,19 +124,6 @@ std::uint32_t whole_patterns(std::int32_t bytes) {
 }
 
 }  // namespace
-
-std::int32_t moe_number_type(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return device::kBiasF32;
-    case DType::bf16:
-      return device::kBiasBf16;
-    case DType::f16:
-      return device::kBiasF16;
-    default:
-      return device::kBiasNone;
-  }
-}
 
 void for_each_pointer(const device::MoeSortParams& p, const RegionVisitor& visit) {
   visit_pairs(p, p.topk_ids, "topk_ids", static_cast<std::size_t>(p.topk_ids.type), visit);

@@ -16,13 +16,6 @@ namespace {
 using core::ceil_div, core::concat;
 using device::LinearConfig, device::LinearDwConfig, device::OperandConfig;
 
-std::int32_t bias_type_of(LinearBias bias) {
-  return bias == LinearBias::none   ? device::kBiasNone
-         : bias == LinearBias::f32  ? device::kBiasF32
-         : bias == LinearBias::bf16 ? device::kBiasBf16
-                                    : device::kBiasF16;
-}
-
 std::int32_t groups_of(const LinearProblem& p) {
   return !operations::linear::is_grouped(p)  ? device::kGroupsNone
          : operations::linear::is_counted(p) ? device::kGroupsCounts

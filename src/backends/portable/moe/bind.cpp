@@ -1,7 +1,7 @@
 // A call's tensors in the blocks of its kernels.
 #include "backends/portable/moe/kernels.hpp"
-#include "backends/portable/moe/schedule.hpp"
 #include "backends/portable/product/operand.hpp"
+#include "backends/portable/product/schedule.hpp"
 
 namespace tilewise::backends::portable {
 namespace {

@@ -97,24 +97,6 @@ void set_weighed(OperandConfig& o, bool weighed) {
 
 }  // namespace
 
-std::int32_t bias_type_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return device::kBiasF32;
-    case DType::bf16:
-      return device::kBiasBf16;
-    case DType::f16:
-      return device::kBiasF16;
-    default:
-      return device::kBiasNone;
-  }
-}
-
-std::int32_t bias_type_of(MoeVector vector) {
-  return vector == MoeVector::none ? std::int32_t{device::kBiasNone}
-                                   : bias_type_of(operations::dtype_of_vector(vector));
-}
-
 std::string refusal_of(const MoeProblem& p) {
   constexpr std::int64_t kMostPairs = std::int64_t{1} << 28, kMostColumns = std::int64_t{1} << 24, kMostExperts = 1024;
   if (p.top_k > 0 && p.tokens > kMostPairs / p.top_k)

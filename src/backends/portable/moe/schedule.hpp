@@ -12,11 +12,6 @@
 
 namespace tilewise::backends::portable {
 
-/// BiasType of a dtype that GPUs have.
-[[nodiscard]] std::int32_t bias_type_of(DType dtype);
-/// The same of a vector that may not be given.
-[[nodiscard]] std::int32_t bias_type_of(MoeVector vector);
-
 /// Why there are no kernels for a problem; empty where there are.
 [[nodiscard]] std::string refusal_of(const MoeProblem& problem);
 

@@ -40,6 +40,19 @@ std::int32_t product_type_of(DType dtype) {
   }
 }
 
+std::int32_t bias_type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return device::kBiasF32;
+    case DType::bf16:
+      return device::kBiasBf16;
+    case DType::f16:
+      return device::kBiasF16;
+    default:
+      return device::kBiasNone;
+  }
+}
+
 std::int32_t product_element_of(DType dtype) {
   return dtype == DType::f32 ? device::kProductF32 : dtype == DType::f16 ? device::kProductF16 : device::kProductBf16;
 }

@@ -6,12 +6,20 @@
 
 #include "backends/portable/traits.hpp"
 #include "device/product/config.h"
+#include "operations/elements.hpp"
 #include "tilewise/block_format.hpp"
 
 namespace tilewise::backends::portable {
 
 /// ProductType of an element type.
 [[nodiscard]] std::int32_t product_type_of(DType dtype);
+/// BiasType of a dtype that GPUs have.
+[[nodiscard]] std::int32_t bias_type_of(DType dtype);
+/// The same of a vector that may not be given, by the enum that a problem says its dtype with.
+template <typename Vector>
+[[nodiscard]] std::int32_t bias_type_of(Vector vector) {
+  return bias_type_of(operations::dtype_of_vector(vector));
+}
 /// Elements that are multiplied where rows are of that type.
 [[nodiscard]] std::int32_t product_element_of(DType dtype);
 

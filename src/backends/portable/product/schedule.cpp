@@ -80,6 +80,7 @@ std::int32_t has_vectors(const OperandConfig& o, bool unaligned, std::int64_t le
 void set_tiles(ProductConfig& c, std::int64_t rows, const DeviceTraits& traits) {
   const bool cdna = traits.family == gpu::Family::cdna, rdna = traits.family == gpu::Family::rdna;
   const bool scaled = c.scaled_depth() != 0;
+  const bool turned = c.a.transposed != 0 && c.b.transposed != 0;
   c.waves = 4;
   c.stages = 2;
   if (c.in_f32()) {
@@ -96,11 +97,12 @@ void set_tiles(ProductConfig& c, std::int64_t rows, const DeviceTraits& traits) 
     c.waves_n = 4;
     c.block_k = rdna ? 32 : cdna ? 64 : 128;
   } else {
-    // Sums that are scaled take registers twice.
+    // Sums that are scaled take registers twice, and columns of both operands are more on their way to shared memory.
+    const bool few_columns = rdna && (scaled || turned);
     c.block_m = 128;
-    c.block_n = rdna && scaled ? 64 : 128;
+    c.block_n = few_columns ? 64 : 128;
     c.waves = rdna || scaled ? 8 : 4;
-    c.waves_n = rdna && scaled ? 2 : c.waves / 2;
+    c.waves_n = few_columns ? 2 : c.waves / 2;
     c.block_k = is_amd(traits) && traits.shared_bytes <= 64 << 10 ? 32 : 64;
   }
   if (scaled) c.block_k = std::min(c.block_k, c.scaled_depth());

@@ -1,8 +1,9 @@
-// Gradients of weights, biases and topk_weights: sums over the rows of each expert, or of a pair, in one order.
+// Gradients of weights, biases and topk_weights: sums over the rows of each expert, or of a pair.
 #pragma once
 
 #include "device/moe/combine.h"
 #include "device/moe/sums.h"
+#include "device/product/gradients.h"
 
 namespace tilewise::device {
 
@@ -10,33 +11,19 @@ namespace tilewise::device {
 template <TileOps Ops, auto C>
 class ExpertDw {
   using Machine = typename Ops::Machine;
-  static constexpr ProductConfig kProduct = C;
-  static_assert(kProduct.a.transposed && kProduct.b.transposed);
-  using Multiply = Product<Ops, kProduct>;
-  using Sums = typename Multiply::Sums;
+  using Gradients = WeightGradients<Ops, C>;
 
  public:
   using Params = ExpertDwParams;
-  using Shared = typename Multiply::Shared;
+  using Shared = typename Gradients::Shared;
 
   TILEWISE_INLINE static void run(const Params& p, Shared& shared) {
-    const int32_t block = Machine::block(), m = block / p.n_tiles, expert = m / p.m_tiles;
-    const int64_t first_row = int64_t{m - expert * p.m_tiles} * C.block_m;
-    const int64_t first_col = int64_t{block - m * p.n_tiles} * C.block_n;
-    const auto rows = static_cast<int32_t>(minimum(p.rows - first_row, int64_t{C.block_m}));
-    const auto columns = static_cast<int32_t>(minimum(p.columns - first_col, int64_t{C.block_n}));
-    const int64_t begin = Machine::load_global(p.routed.offsets + expert);
-    const int64_t end = Machine::load_global(p.routed.offsets + expert + 1);
-    const OperandRows a = operand_rows<C.a>(p.a, 0, first_row, rows, p.routed.tokens);
-    const OperandRows b = operand_rows<C.b>(p.b, 0, first_col, columns, p.routed.tokens);
-    Sums sums(Machine::wave());
-    sums.clear();
-    Multiply::run(shared, a, b, begin, end, sums);
-    sums.for_each_run([&](int row, int col, const FloatRun<Sums::kRun>& run) {
-      if (row >= rows) return;
-      const int64_t at = expert * p.expert_stride + (first_row + row) * p.row_stride + first_col + col;
-      store_run<Machine, C.out_type, C.vector_out != 0>(p.out, at, columns - col, run);
-    });
+    const WeightTile tile = weight_tile<Machine, C>(p);
+    const int64_t begin = Machine::load_global(p.routed.offsets + tile.expert);
+    const int64_t end = Machine::load_global(p.routed.offsets + tile.expert + 1);
+    Gradients::run(shared, tile, operand_rows<C.a>(p.a, 0, tile.first_row, tile.rows, p.routed.tokens),
+                   operand_rows<C.b>(p.b, 0, tile.first_col, tile.columns, p.routed.tokens), begin, end, p.out,
+                   p.expert_stride, p.row_stride);
   }
 };
 
@@ -44,34 +31,22 @@ class ExpertDw {
 template <TileOps Ops, auto C>
 class ExpertDbias {
   using Machine = typename Ops::Machine;
-  static constexpr int kLanes = Machine::kLanes;
+  using Sums = ColumnSums<Machine, C>;
 
  public:
   using Params = ExpertDbiasParams;
-  struct Shared {
-    float sum[C.waves][kLanes];
-  };
+  using Shared = typename Sums::Shared;
 
   TILEWISE_INLINE static void run(const Params& p, Shared& shared) {
     const int32_t block = Machine::block(), expert = block / p.n_tiles;
-    const int wave = Machine::wave(), lane = Machine::lane();
-    const int64_t column = int64_t{block - expert * p.n_tiles} * kLanes + lane;
-    const int32_t end = Machine::load_global(p.routed.offsets + expert + 1);
-    const bool is = column < p.columns;
-    float sum = 0.0f;
-    for (int32_t row = Machine::load_global(p.routed.offsets + expert) + wave; is && row < end; row += C.waves) {
-      const int64_t from = C.gathered ? Machine::load_global(p.routed.tokens + row) : row;
-      const float x = load_number<Machine, C.rows_type>(p.from, from * p.from_stride + column);
-      sum += C.weighs ? x * Machine::load_global(p.routed.weights + row) : x;
-    }
-    Machine::store_shared(&shared.sum[wave][lane], sum);
-    Machine::barrier();
-    if (wave != 0 || !is) return;
-    FloatRun<1> all{};
-    TILEWISE_UNROLL
-    for (int part = 0; part < C.waves; ++part)
-      all.value[0] += Machine::template load_shared<float>(&shared.sum[part][lane]);
-    store_run<Machine, C.out_type, false>(p.out, expert * p.expert_stride + column * p.stride, 1, all);
+    const int64_t column = int64_t{block - expert * p.n_tiles} * Machine::kLanes + Machine::lane();
+    Sums::run(shared, column < p.columns, Machine::load_global(p.routed.offsets + expert),
+              Machine::load_global(p.routed.offsets + expert + 1), p.out, expert * p.expert_stride + column * p.stride,
+              [&](int32_t row) {
+                const int64_t from = C.gathered ? Machine::load_global(p.routed.tokens + row) : row;
+                const float x = load_number<Machine, C.rows_type>(p.from, from * p.from_stride + column);
+                return C.weighs ? x * Machine::load_global(p.routed.weights + row) : x;
+              });
   }
 };
 

@@ -40,6 +40,7 @@ test-quick: bootstrap-dev ## the C++ and Python tests alone
 
 test-compile: test-build ## every GPU kernel keeps to its registers: long at first (TARGET=gfx942: there alone)
 	$(BUILD)/tests/portable/test_portable_sweep $(if $(TARGET),--gtest_filter='*/$(TARGET)')
+	$(if $(filter-out sm_90a,$(TARGET)),,$(BUILD)/tests/hopper/test_hopper_sweep)
 
 test-gpu: ## the GPU tests, on whatever GPU is here (PYTHON=... names another Python that has torch)
 	scripts/test_gpu.sh

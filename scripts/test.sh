@@ -116,7 +116,8 @@ vllm_models() {
 
 # The tests that are built by night alone.
 nightly_tests() {
-  cmake --build build -j "$JOBS" --target test_emulated_hopper_nightly && build/tests/emulation/test_emulated_hopper_nightly
+  cmake --build build -j "$JOBS" --target test_emulated_hopper_nightly && build/tests/emulation/test_emulated_hopper_nightly &&
+    build/tests/hopper/test_hopper_sweep
 }
 
 golden() { .venv/bin/python tests/golden/golden.py; }

@@ -103,5 +103,5 @@ sdist: ## the source distribution into dist/, and a wheel built of it offline
 	scripts/wheels.sh sdist
 
 clean: ## remove build folders, the Python environment and caches
-	rm -rf build build-asan build-fuzz build-wheel build-wheels dist $(VENV) .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build build-asan build-fuzz build-wheel build-wheels dist $(VENV) .venv-vllm .venv-sglang .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

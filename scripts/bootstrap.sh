@@ -10,6 +10,7 @@
 #          command writes
 #   docs   what `make docs` needs besides build: Doxygen, Sphinx and its theme, matplotlib
 #   vllm   an environment of its own, .venv-vllm, with vLLM for CPUs: `make nightly` serves models there
+#   sglang one of its own, .venv-sglang, with SGLang and what it imports without a GPU: `make nightly` tests there
 #   wheels what `make wheels` needs, without .venv: CMake, Ninja, CLI11, nlohmann-json, Python's headers; Zig compiles.
 #          For another MACHINE mmdebstrap and qemu-user
 #   sdist  what `make sdist` needs besides wheels: a compiler
@@ -19,7 +20,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly VENV=.venv VLLM_VENV=.venv-vllm
+readonly VENV=.venv VLLM_VENV=.venv-vllm SGLANG_VENV=.venv-sglang
 readonly PYTHON=${PYTHON:-python3}
 
 say() { printf 'bootstrap: %s\n' "$*"; }
@@ -28,7 +29,7 @@ fail() {
   exit 1
 }
 usage() {
-  printf 'bootstrap: LEVEL: must be build, demo, dev, docs, vllm, wheels or sdist (%s)\n' "$1" >&2
+  printf 'bootstrap: LEVEL: must be build, demo, dev, docs, vllm, sglang, wheels or sdist (%s)\n' "$1" >&2
   exit 2
 }
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -189,19 +190,26 @@ pip_install() {
   touch "$stamp"
 }
 
-# What vLLM asks for beside it comes for another torch and wants CUDA; it is not needed, and breaks imports.
-install_vllm() {
-  local file=scripts/requirements-vllm.txt stamp
-  stamp=$VLLM_VENV/.stamp-$(sha256sum "$file" | cut -c1-16)
+# install_engine NAME FOLDER GIGABYTES: an environment of its own, once for each content of its requirements. `engine`
+# is the command that installs packages there, and finish_NAME what else it takes.
+install_engine() {
+  local file=scripts/requirements-$1.txt folder=$2 stamp
+  stamp=$folder/.stamp-$(sha256sum "$file" | cut -c1-16)
   [[ -e $stamp ]] && return 0
-  say "installing $(basename "$file") into $VLLM_VENV: 3.5 GB"
-  rm -rf "$VLLM_VENV"
-  "$PYTHON" -m venv "$VLLM_VENV"
-  local pip=("$VLLM_VENV/bin/python" -m pip -qq --disable-pip-version-check --no-input)
-  "${pip[@]}" install -r "$file"
-  "${pip[@]}" uninstall -y torchvision torchaudio torchcodec
+  say "installing $(basename "$file") into $folder: $3 GB"
+  rm -rf "$folder"
+  "$PYTHON" -m venv "$folder"
+  local engine=("$folder/bin/python" -m pip -qq --disable-pip-version-check --no-input)
+  "${engine[@]}" install -r "$file"
+  "finish_$1"
   touch "$stamp"
 }
+
+# What vLLM asks for beside it comes for another torch and wants CUDA; it is not needed, and breaks imports.
+finish_vllm() { "${engine[@]}" uninstall -y torchvision torchaudio torchcodec; }
+
+# All that SGLang asks for would be kernels for GPUs, of some 10 GB: its requirements are what it imports.
+finish_sglang() { "${engine[@]}" install --no-deps "sglang==$(sed -n 's/^# sglang==//p' scripts/requirements-sglang.txt)"; }
 
 # missing_packages LEVEL...: of the system.
 missing_packages() {
@@ -216,7 +224,7 @@ main() {
   [[ $# -gt 0 ]] || usage "got nothing"
   local level
   for level in "$@"; do
-    case $level in build | demo | dev | docs | vllm | wheels | sdist) ;; *) usage "got '$level'" ;; esac
+    case $level in build | demo | dev | docs | vllm | sglang | wheels | sdist) ;; *) usage "got '$level'" ;; esac
   done
 
   local packages
@@ -242,7 +250,8 @@ main() {
         pip_install scripts/requirements-newest.txt --no-deps --upgrade --target "$VENV/newest"
         ;;
       docs) pip_install scripts/requirements-docs.txt ;;
-      vllm) install_vllm ;;
+      vllm) install_engine vllm "$VLLM_VENV" 3.5 ;;
+      sglang) install_engine sglang "$SGLANG_VENV" 6 ;;
     esac
   done
 }

@@ -114,6 +114,11 @@ vllm_models() {
   scripts/bootstrap.sh vllm && .venv-vllm/bin/python tests/vllm/compare.py && .venv-vllm/bin/python tests/vllm/server.py
 }
 
+# The backend inside SGLang beside SGLang's own, whose environment is kept, too.
+sglang_backend() {
+  scripts/bootstrap.sh sglang && .venv-sglang/bin/python -m pytest -q -p no:cacheprovider tests/sglang
+}
+
 # The tests that are built by night alone.
 nightly_tests() {
   cmake --build build -j "$JOBS" --target test_emulated_hopper_nightly && build/tests/emulation/test_emulated_hopper_nightly &&
@@ -183,6 +188,7 @@ case ${1:-} in
         step "packed batches" python_tests tests/python/test_transformers_packed.py -k random_batches --dist load
       SECONDS_EACH=$(times_factor "${SECONDS_EACH:-15}") step "fuzz" fuzz
       step "vLLM" vllm_models
+      step "SGLang" sglang_backend
       step "golden" golden
       step "ratios" ratios
     fi

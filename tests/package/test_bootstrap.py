@@ -59,4 +59,5 @@ def test_a_level_that_is_none_is_named(bare: dict[str, str]) -> None:
     for levels, got in ((("wheel",), "'wheel'"), ((), "nothing")):
         done = bootstrap(bare, *levels)
         assert done.returncode == 2
-        assert done.stderr == f"bootstrap: LEVEL: must be build, demo, dev, docs, vllm, wheels or sdist (got {got})\n"
+        levels = "build, demo, dev, docs, vllm, sglang, wheels or sdist"
+        assert done.stderr == f"bootstrap: LEVEL: must be {levels} (got {got})\n"

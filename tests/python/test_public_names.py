@@ -20,6 +20,7 @@ MODULES = {
     "tilewise.compat.sdpa": {"routed", "scaled_dot_product_attention"},
     "tilewise.compat.transformer_engine": {"DotProductAttention"},
     "tilewise.transformers": {"register"},
+    "tilewise.sglang": {"register"},
     "tilewise.vllm": {"register"},
 }
 

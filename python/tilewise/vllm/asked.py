@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Mapping
 from typing import Any
 
-import tilewise
+from tilewise import _engines
+from tilewise._engines import release_sentence
 
 __all__ = ["announce", "refuse_meanings", "vllm_logger", "wanted"]
 
@@ -39,26 +39,7 @@ def vllm_logger() -> Any:
 def announce(what: str) -> None:
     """Says in vLLM's log, once in a process, what Tilewise computes there, and what is known of this release."""
     version = str(importlib.import_module("vllm").__version__)
-    known = _KNOWN.get(".".join(version.split(".")[:2]))
-    where = f"tilewise {tilewise.__version__} in vLLM {version}, {known}"
-    if known is None:
-        where = (
-            f"tilewise {tilewise.__version__} knows vLLM {', '.join(_KNOWN)}, and not {version}: what it does not know "
-            "is refused by name"
-        )
-    vllm_logger().info("Tilewise computes %s; %s", what, where)
+    vllm_logger().info("Tilewise computes %s; %s", what, release_sentence("vLLM", version, _KNOWN))
 
 
-def refuse_meanings(whose: str, given: Mapping[str, Any], neutral: Mapping[str, Any] = {}) -> None:
-    """Raises NotImplementedError for the first of `given` that means something.
-
-    A keyword that a newer release passes is accepted as long as it says nothing: None, False or its value in
-    `neutral`.
-    """
-    for name, value in given.items():
-        if value is None or value is False or (name in neutral and value == neutral[name]):
-            continue
-        got = type(value).__name__ if hasattr(value, "shape") else repr(value)
-        raise NotImplementedError(
-            f"{name}: is not supported by tilewise's attention in vLLM, passed by {whose} (got {got})"
-        )
+refuse_meanings = functools.partial(_engines.refuse_meanings, "vLLM")

@@ -248,6 +248,7 @@ main() {
       dev)
         pip_install scripts/requirements-dev.txt
         pip_install scripts/requirements-newest.txt --no-deps --upgrade --target "$VENV/newest"
+        pip_install scripts/requirements-hub.txt --no-deps --upgrade --target "$VENV/hub"
         ;;
       docs) pip_install scripts/requirements-docs.txt ;;
       vllm) install_engine vllm "$VLLM_VENV" 3.5 ;;

@@ -3,7 +3,8 @@
 #
 # usage: scripts/wheels.sh build | test | sdist
 #   build  a wheel for each Python into dist/; from 3.12 on one (abi3) serves all. Zig's clang compiles, auditwheel
-#          agrees with the tag, and none may pass 13 MB. The same commit gives the same bytes
+#          agrees with the tag, and none may pass 13 MB. The same commit gives the same bytes. Beside them dist/hub has
+#          the folder that Hugging Face's `kernels` loads
 #   test   each wheel of dist/ that a Python here can run: installed alone with NumPy, without a compiler in PATH
 #   sdist  the source distribution into dist/, then a wheel of it, offline
 #
@@ -201,6 +202,7 @@ print(pathlib.Path(ziglang.__file__).with_name("zig"))')
     build_one "$python"
   done
   compgen -G "$DIST/*.whl" >/dev/null || fail "PYTHONS: must name an interpreter of 3.9 or newer (got none in PATH)"
+  "$python" scripts/hub_kernel.py "$DIST/hub/tilewise"
   check_wheels
 }
 

@@ -315,6 +315,33 @@ def test_batches_that_are_refused(facts: dict[str, Any], message: str) -> None:
         backend(runner).init_forward_metadata(make_batch(runner, "EXTEND", 1, **facts))
 
 
+def test_a_phase_that_is_refused() -> None:
+    runner = make_runner(mha_pool(2, 64, torch.float32))
+    batch, layer = make_batch(runner, "EXTEND", 1), make_layer(4, 64, 2)
+    batch.mha_return_lse = True
+    with pytest.raises(NotImplementedError, match=r"mha_return_lse: is not supported .* passed by a batch \(got True\)"):
+        run(runner, backend, batch, layer, draw(batch, layer, torch.float32))
+
+
+def test_deterministic_inference_is_batch_invariant() -> None:
+    with get_context().override_server_args(enable_deterministic_inference=True):
+        runner = make_runner(mha_pool(2, 64, torch.float32))
+        fill(runner.token_to_kv_pool)
+        batch, layer = make_batch(runner, "DECODE", 1), make_layer(4, 64, 2)
+        assert batch.batch_size > 1
+        q, k, v = draw(batch, layer, torch.float32)
+        together = run(runner, backend, batch, layer, (q, k, v))
+        row = batch.req_pool_indices[:1]
+        alone = type(batch)(
+            forward_mode=batch.forward_mode, batch_size=1, input_ids=batch.input_ids[:1], req_pool_indices=row,
+            seq_lens=batch.seq_lens[:1], seq_lens_cpu=batch.seq_lens[:1], out_cache_loc=batch.out_cache_loc[:1],
+            seq_lens_sum=int(batch.seq_lens[0]),
+        )  # fmt: skip
+        made = backend(runner)
+        assert made._options == {"batch_invariant": True}
+        assert torch.equal(run(runner, backend, alone, layer, (q[:1], k[:1], v[:1])), together[:1])
+
+
 def test_an_unknown_keyword_says_nothing_or_is_refused() -> None:
     runner = make_runner(mha_pool(2, 64, torch.float32))
     batch, layer = make_batch(runner, "EXTEND", 1), make_layer(4, 64, 2)

@@ -19,7 +19,7 @@ from sglang.srt.runtime_context import get_exec
 
 import tilewise
 from tilewise.sglang.known import announce, refuse_meanings
-from tilewise.sglang.refusals import refuse, refuse_batch, refuse_layer, refuse_runner
+from tilewise.sglang.refusals import refuse, refuse_batch, refuse_layer, refuse_phase, refuse_runner
 
 __all__ = ["Step", "TilewiseAttnBackend"]
 
@@ -147,6 +147,7 @@ class TilewiseAttnBackend(AttentionBackend):
         others: dict[str, Any],
     ) -> torch.Tensor:
         refuse_meanings("a layer", others)
+        refuse_phase(batch)
         refuse_layer(layer, self.attention_chunk_size)
         step = self.forward_metadata
         if step is None:

@@ -12,7 +12,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from tilewise.sglang.known import refuse_meanings
 
-__all__ = ["refuse", "refuse_batch", "refuse_layer", "refuse_runner"]
+__all__ = ["refuse", "refuse_batch", "refuse_layer", "refuse_phase", "refuse_runner"]
 
 _POOLS = (MHATokenToKVPool, MLATokenToKVPool)
 _CACHES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
@@ -26,10 +26,9 @@ _UNKNOWN_OF_BATCH = (
     "dcp_kv_mask",
     "cross_attention_custom_mask",
     "encoder_swa_row_floor",
-    "attn_attend_prefix_cache",
-    "mha_return_lse",
-    "mha_one_shot",
 )
+# Likewise, set by models between layers.
+_UNKNOWN_OF_PHASE = ("attn_attend_prefix_cache", "mha_return_lse", "mha_one_shot")
 
 
 def refuse(name: str, expected: str, got: object) -> NoReturn:
@@ -75,6 +74,11 @@ def refuse_batch(batch: Any) -> None:
         tree = getattr(batch.spec_info, "tree_topk", None)
         if tree != 1:
             refuse("spec_info", "must be a chain of draft tokens, with topk 1", f"tree_topk {tree}")
+
+
+def refuse_phase(batch: Any) -> None:
+    """Refuses what a model asks for between layers: prefixes attended by themselves, whose parts are merged."""
+    refuse_meanings("a batch", {name: getattr(batch, name, None) for name in _UNKNOWN_OF_PHASE})
 
 
 def refuse_layer(layer: Any, attention_chunk_size: int | None) -> None:

@@ -1,10 +1,10 @@
 """Checks the direction of includes that docs/architecture.md draws.
 
-include <- core <- formats <- operations <- backends <- (verify, python, tools), and jit <- gpu beside operations; an
-operation includes nothing of another one, and core knows none: it speaks of no tensor dimension that has a meaning. Of
-device, attention includes sm90 or tile, linear and moe product, sm90 and product include tile and tile includes common;
-sm90 and tile speak of no attention. The library itself needs the standard library, the system and DLPack's header, and
-nothing else. Prints every violation; exit status 1 if any.
+include <- core <- formats <- expression <- operations <- backends <- (verify, python, tools), and jit <- gpu beside
+operations; an operation includes nothing of another one, and core knows none: it speaks of no tensor dimension that has
+a meaning. Of device, attention includes sm90 or tile, linear and moe product, sm90 and product include tile and tile
+includes common; sm90 and tile speak of no attention. The library itself needs the standard library, the system and
+DLPack's header, and nothing else. Prints every violation; exit status 1 if any.
 """
 
 import re
@@ -42,7 +42,8 @@ INTEGERS = re.compile(r"stdint\.h")  # all that NVRTC and hipRTC are given
 CORE = ("tilewise/", "core/")
 SHARED = (*CORE, "device/common/")
 FORMATS = (*SHARED, "formats/")
-OPERATIONS = (*FORMATS, "operations/")
+EXPRESSION = (*FORMATS, "expression/")
+OPERATIONS = (*EXPRESSION, "operations/")
 # What a schema is, and what follows from one, for every operation.
 SCHEMA = ("operations/schema.hpp", "operations/derived/", "operations/layout.hpp", "operations/elements.hpp")
 OPERATION_NAMES = tuple(
@@ -103,10 +104,11 @@ LAYERS = (
     ),
     layer("src/core", *CORE, angled=WITH_DLPACK),
     layer("src/formats", *FORMATS),
+    layer("src/expression", *EXPRESSION),
     *(
         layer(
             f"src/operations/{name}",
-            *FORMATS,
+            *EXPRESSION,
             *SCHEMA,
             f"operations/{name}/",
             "operations/activation.hpp",

@@ -1,0 +1,31 @@
+// Between what an expression lies where its variables lie between bounds: by what a whole block of a mask is seen to be
+// empty or full.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "expression/expression.hpp"
+
+namespace tilewise::expression {
+
+/// Of a bool: 0 and 1 in `low` and `high`; of an int: likewise; of a float: `real_low` and `real_high`, and whether it
+/// may be a NaN.
+struct Interval {
+  std::int64_t low = 0, high = 0;
+  double real_low = 0, real_high = 0;
+  bool may_be_nan = false;
+
+  [[nodiscard]] static Interval of_integers(std::int64_t low, std::int64_t high) { return {.low = low, .high = high}; }
+  [[nodiscard]] static Interval of_reals(double low, double high, bool may_be_nan = false) {
+    return {.real_low = low, .real_high = high, .may_be_nan = may_be_nan};
+  }
+  [[nodiscard]] bool always() const { return low == 1; }  ///< of a bool
+  [[nodiscard]] bool never() const { return high == 0; }
+};
+
+/// Bounds of the result, which hold whether floats are computed in fp32 or fp64, for any tables. `inputs` has the
+/// signature's variables in their order; low is no greater than high.
+[[nodiscard]] Interval bounds(const Expression& expression, std::span<const Interval> inputs);
+
+}  // namespace tilewise::expression

@@ -1,0 +1,118 @@
+// An expression as a value: what a small function of numbers and of captured tensors computes. It is made by a Builder
+// or parsed from text, and is one list of nodes without repetitions, so that equal functions are equal lists.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilewise/tensor.hpp"
+
+namespace tilewise::expression {
+
+/// bool; int: 64 bits, wrapping around; float: fp32 or fp64, whichever the evaluator computes in.
+enum class Type : std::uint8_t { boolean, integer, real };
+
+[[nodiscard]] std::string_view to_string(Type type);
+
+/// docs/expressions.md says what each means.
+enum class Op : std::uint8_t {
+  constant,
+  variable,
+  lookup,
+  to_real,
+  negate,
+  absolute,
+  logical_not,
+  exp,
+  exp2,
+  log,
+  tanh,
+  add,
+  subtract,
+  multiply,
+  divide,
+  floor_divide,
+  remainder,
+  minimum,
+  maximum,
+  less,
+  less_equal,
+  equal,
+  not_equal,
+  logical_and,
+  logical_or,
+  select,
+  count_
+};
+
+/// Dimensions of a captured tensor, at most.
+inline constexpr int kTableRank = 4;
+
+/// Operands are places of nodes before this one.
+struct Node {
+  Op op = Op::constant;
+  Type type = Type::boolean;
+  std::uint8_t operand_count = 0;
+  std::uint32_t index = 0;  ///< of a variable or a table in the signature
+  std::array<std::uint32_t, kTableRank> operands{};
+  std::uint64_t bits = 0;  ///< of a constant: an int64, a double, or 0 and 1
+
+  [[nodiscard]] std::int64_t integer() const { return std::bit_cast<std::int64_t>(bits); }
+  [[nodiscard]] double real() const { return std::bit_cast<double>(bits); }
+  friend bool operator==(const Node&, const Node&) = default;
+};
+
+struct Variable {
+  std::string name;
+  Type type = Type::real;
+  friend bool operator==(const Variable&, const Variable&) = default;
+};
+
+/// A captured tensor: what a look-up gives, and how many indices it takes.
+struct Table {
+  Type type = Type::real;
+  int rank = 1;
+  friend bool operator==(const Table&, const Table&) = default;
+};
+
+/// Throws Error (invalid_type) for an element type that no table has; the message begins with `name`.
+[[nodiscard]] Type table_type(DType dtype, std::string_view name);
+
+/// What an expression may speak of: variables by their names, and tables, which are called table0, table1, ...
+struct Signature {
+  std::vector<Variable> variables;
+  std::vector<Table> tables;
+  friend bool operator==(const Signature&, const Signature&) = default;
+};
+
+class Expression {
+ public:
+  Expression(Signature signature, std::vector<Node> nodes);
+
+  [[nodiscard]] const Signature& signature() const { return signature_; }
+  /// In an order in which operands come first; the last one is the result.
+  [[nodiscard]] const std::vector<Node>& nodes() const { return nodes_; }
+  [[nodiscard]] const Node& result() const { return nodes_.back(); }
+  [[nodiscard]] bool speaks_of(std::string_view variable) const;
+
+  /// Equal functions of equal signatures, up to laws of arithmetic that a Builder does not know.
+  friend bool operator==(const Expression&, const Expression&) = default;
+
+ private:
+  Signature signature_;
+  std::vector<Node> nodes_;
+};
+
+[[nodiscard]] std::size_t hash_value(const Node& node) noexcept;
+[[nodiscard]] std::size_t hash_value(const Expression& expression) noexcept;
+
+/// The one text of an expression, without blanks, which parse() reads back: "score+table0[h,min(t0,127)]". What is used
+/// more than once is named first: "t0=q_idx-kv_idx;t0*t0".
+[[nodiscard]] std::string to_string(const Expression& expression);
+
+}  // namespace tilewise::expression

@@ -56,11 +56,12 @@ __all__ = [
     "warmup",
 ]
 
-_ON_USE = ("compat", "jax", "nn")  # imported where they are first used: they need torch, or JAX
+_ON_USE = ("compat", "expression", "jax", "nn")  # imported where they are first used: most need torch, or JAX
 __dir__ = lists_public_names([*__all__, *_ON_USE])
 
 if TYPE_CHECKING:
     from tilewise import compat as compat
+    from tilewise import expression as expression
     from tilewise import jax as jax
     from tilewise import nn as nn
 else:  # a type checker would take every name for one of the module's

@@ -12,6 +12,7 @@ import tilewise
 MODULES = {
     "tilewise": {"attention", "kv_cache_attention", "nn", "compat", "semantics", "__version__"},
     "tilewise.semantics": set(),
+    "tilewise.expression": {"TraceError", "Traced", "trace"},
     "tilewise.nn": {"FlashAttention"},
     "tilewise.compat": {"flash_attn", "grouped_mm", "sdpa", "transformer_engine"},
     "tilewise.compat.flash_attn": {"flash_attn_func", "install", "__version__"},

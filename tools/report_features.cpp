@@ -21,7 +21,7 @@ constexpr std::string_view kHeadDim = "head_dim=64";
 constexpr std::string_view kPacked =
     "layout=thd batch_size=3 max_seqlen_q=70 max_seqlen_k=150 total_q=160 total_k=300 num_heads_q=4 num_heads_k=2";
 
-constexpr std::array<FeatureRow, 39> kRows{{
+constexpr std::array<FeatureRow, 41> kRows{{
     {"bf16", "dtype=bf16"},
     {"f16", "dtype=f16"},
     {"layout sbhd", "layout=sbhd"},
@@ -56,6 +56,8 @@ constexpr std::array<FeatureRow, 39> kRows{{
     {"deterministic", "deterministic=1", false},
     {"batch_invariant", "batch_invariant=1"},
     {"packed, rest cleared", "layout=thd clear_rest=1"},
+    {"score_mod", "score_mod=4.0*tanh(score/4.0)+table0[h]*kv_idx tables=f32[4]"},
+    {"mask_mod", "mask_mod=(q_idx-kv_idx)%3!=1"},
     {"decode, split keys", "seqlen_q=1 seqlen_k=3000", true, false},
     {"unaligned rows", "head_dim=63"},
     {"fp8", "dtype=fp8_e4m3", true, false, true},

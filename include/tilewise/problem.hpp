@@ -3,10 +3,12 @@
 // back.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tilewise/any_problem.hpp"
 #include "tilewise/export.h"
@@ -60,6 +62,17 @@ struct AttentionOptions {
   bool deterministic = false;    ///< dq, dbias and dsink bit-reproducible too
   bool batch_invariant = false;  ///< a sequence's result does not depend on the rest of the batch
   bool clear_rest = false;       ///< thd: rows of results that belong to no sequence become 0, their softmax_lse -inf
+  std::string score_mod;  ///< text of docs/expressions.md that makes a score of score, b, h, q_idx, kv_idx; "": none
+  std::string mask_mod;   ///< text that says of b, h, q_idx, kv_idx whether the key is visible; "": none
+  std::vector<TensorView> tables;  ///< what both look up, table0 and on: 1 to 4 dimensions, any strides
+};
+
+/// What a problem says of a table: its element type and shape.
+struct TableShape {
+  DType dtype = DType::none;
+  int rank = 0;
+  std::array<std::int64_t, 4> shape{};
+  friend bool operator==(const TableShape&, const TableShape&) = default;
 };
 
 /// Which dimensions a bias really has; a false one is broadcast (size 1 in the tensor).
@@ -110,6 +123,8 @@ struct AttentionProblem {
   bool clear_rest = false;      ///< as AttentionOptions has it; false where rows are not packed
   bool unaligned = false;       ///< some row of a tensor does not start on 16 bytes; the cpu does not care: false there
   bool bias_unaligned = false;  ///< likewise of the bias, or its keys are not side by side
+  std::string score_mod, mask_mod;  ///< canonical texts of expressions
+  std::vector<TableShape> tables;
 
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };

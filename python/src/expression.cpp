@@ -24,7 +24,7 @@ using operations::attention::ScoreFunction;
 
 ScoreFunction function_of(const std::string& name) {
   for (const ScoreFunction function : {ScoreFunction::score_mod, ScoreFunction::mask_mod}) {
-    if (name == name_of(function)) return function;
+    if (name == function_name(function)) return function;
   }
   core::invalid_argument("function: must be score_mod or mask_mod (got ", core::quoted(name), ")");
 }

@@ -42,10 +42,15 @@ bool planning_in_capture() {
   return device_system(scope->device_.type)->is_capturing(scope->device_.index, scope->stream_);
 }
 
-bool device_checks_requested(Device device, void* stream) {
+bool checks_requested() {
   const char* value = std::getenv("TILEWISE_CHECK");
   if (value == nullptr || *value == '\0' || std::string_view(value) == "0") return false;
   if (std::string_view(value) != "1") invalid_argument("TILEWISE_CHECK: must be 0 or 1 (got ", quoted(value), ")");
+  return true;
+}
+
+bool device_checks_requested(Device device, void* stream) {
+  if (!checks_requested()) return false;
   if (device_system(device.type)->is_capturing(device.index, stream)) {
     invalid_argument("TILEWISE_CHECK: must not be 1 while a stream is captured, since lengths can't be read then");
   }

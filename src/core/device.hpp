@@ -66,6 +66,9 @@ class DeviceScope {
 /// Whether the innermost scope's stream is being captured, so that nothing may be compiled, loaded or allocated.
 [[nodiscard]] bool planning_in_capture();
 
+/// Whether TILEWISE_CHECK=1 asks for what costs too much to be checked always. Throws where the variable makes no
+/// sense.
+[[nodiscard]] bool checks_requested();
 /// Whether TILEWISE_CHECK=1 asks for values in the memory of `device` to be checked, which waits for `stream`. Throws
 /// where the variable makes no sense, or the stream is being captured.
 [[nodiscard]] bool device_checks_requested(Device device, void* stream);

@@ -9,9 +9,21 @@ namespace {
 std::string_view next_word(std::string_view& text) {
   constexpr std::string_view kBlanks = " \t\r\n";
   text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
-  const std::string_view word = text.substr(0, text.find_first_of(kBlanks));
-  text.remove_prefix(word.size());
+  std::size_t size = 0;
+  bool within_quotes = false;
+  while (size < text.size() && (within_quotes || kBlanks.find(text[size]) == std::string_view::npos)) {
+    within_quotes ^= text[size] == '"';
+    ++size;
+  }
+  const std::string_view word = text.substr(0, size);
+  if (within_quotes) invalid_argument("problem: must close every quote (got ", quoted(word), ")");
+  text.remove_prefix(size);
   return word;
+}
+
+std::string_view without_quotes(std::string_view value) {
+  const bool within = value.size() >= 2 && value.starts_with('"') && value.ends_with('"');
+  return within ? value.substr(1, value.size() - 2) : value;
 }
 
 }  // namespace
@@ -24,7 +36,7 @@ Words::Words(std::string_view text) {
     } else if (equals == std::string_view::npos || equals == 0) {
       invalid_argument("problem: must consist of key=value words after the operation (got ", quoted(word), ")");
     } else {
-      add(word.substr(0, equals), word.substr(equals + 1));
+      add(word.substr(0, equals), without_quotes(word.substr(equals + 1)));
     }
   }
 }

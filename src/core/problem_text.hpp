@@ -5,6 +5,8 @@
 #pragma once
 
 #include <charconv>
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,7 +28,7 @@ struct Required {
 };
 inline constexpr Required kRequired;
 
-/// The key=value words of a text; each is taken once.
+/// The key=value words of a text; each is taken once. A value between quotes may hold blanks: key="a + b".
 class Words {
  public:
   /// Throws Error(invalid_argument) for what is no such word.
@@ -81,6 +83,7 @@ inline void read_word(std::string_view key, std::string_view word, bool& value) 
   if (word != "0" && word != "1") invalid_argument(key, ": must be 0 or 1 (got ", quoted(word), ")");
   value = word == "1";
 }
+inline void read_word(std::string_view /*key*/, std::string_view word, std::string& value) { value = word; }
 template <typename Enum>
   requires std::is_enum_v<Enum>
 void read_word(std::string_view key, std::string_view word, Enum& value) {
@@ -102,6 +105,9 @@ template <typename Field>
   requires(std::is_arithmetic_v<Field> || std::is_enum_v<Field>)
 void add_to(Hasher& hasher, const Field& field) {
   hasher.add(field);
+}
+inline void add_to(Hasher& hasher, const std::string& field) {
+  hasher.add(static_cast<std::int64_t>(std::hash<std::string>{}(field)));
 }
 
 }  // namespace tilewise::core

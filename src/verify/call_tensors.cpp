@@ -43,6 +43,7 @@ CallTensors::CallTensors(const Problem& problem, std::uint64_t seed, Values valu
   draw_qkv();
   draw_bias();
   draw_head_options();
+  draw_tables();
   draw_scales();
   draw_seed();
   if (values == Values::special) plant_special_values();

@@ -74,6 +74,7 @@ class CallTensors final : public DrawnCall {
   void draw_bias();
   [[nodiscard]] bool bias_used(std::span<const std::int64_t> position) const;
   void draw_head_options();
+  void draw_tables();
   void draw_scales();
   void draw_seed();
   void draw_gradients();

@@ -4,9 +4,12 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <string>
 #include <utility>
 
 #include "operations/attention/rules.hpp"
+#include "operations/attention/score_functions.hpp"
 #include "verify/call_tensors.hpp"
 
 namespace tilewise::verify {
@@ -274,6 +277,25 @@ void CallTensors::draw_head_options() {
     for_each_element(options.sink, [&](std::span<const std::int64_t>, std::int64_t offset) {
       store_at(options.sink, offset, 2.0 * rng_.normal());
     });
+  }
+}
+
+void CallTensors::draw_tables() {
+  for (std::size_t i = 0; i < problem_.tables.size(); ++i) {
+    const TableShape& table = problem_.tables[i];
+    std::vector<int> order(static_cast<std::size_t>(table.rank));
+    std::iota(order.begin(), order.end(), 0);
+    const TensorView view =
+        add_input(std::string(operations::attention::table_name(i)), table.dtype,
+                  {table.shape.begin(), table.shape.begin() + table.rank}, random_placement(order, false, rng_));
+    const expression::Type type = expression::table_type(table.dtype, "table");
+    for_each_element(view, [&](std::span<const std::int64_t>, std::int64_t offset) {
+      // Small ints, so that they serve as indices and repeat as documents do.
+      const bool whole = type == expression::Type::integer;
+      const auto integer = static_cast<double>(rng_.integer(0, whole ? 3 : 1));
+      store_at(view, offset, type == expression::Type::real ? rng_.uniform(-1.0, 1.0) : integer);
+    });
+    options.tables.push_back(view);
   }
 }
 

@@ -89,6 +89,7 @@ class BoundsPass {
     double score, slope, score_error;  // score_error: of the whole, score_slope_error: of softcap's factor
     double slope_error;
     bool visible;
+    double mod_slope = 1.0, mod_slope_error = 0.0;  // score_mod's derivative
   };
 
   [[nodiscard]] ErrorBounds* find(std::string_view name) { return find_bounds(bounds_, name); }
@@ -136,6 +137,8 @@ class BoundsPass {
   [[nodiscard]] double product_error(const HeadContext& c, const double* q, const double* k) const;
   [[nodiscard]] Weight weight(const HeadContext& c, std::int64_t i, std::int64_t j, const double* q,
                               const double* k) const;
+  [[nodiscard]] Weight modified(const HeadContext& c, std::int64_t i, std::int64_t j, double unmodified,
+                                Weight weight) const;
   void backward_row(const HeadContext& c, std::int64_t i, const double* q, const double* out, const double* dout,
                     const Rows& k, const Rows& v, RowSums& dq, RowSums& dk, RowSums& dv);
   void add_shared(std::string_view name, std::size_t index, double error, double term) {
@@ -175,7 +178,7 @@ double BoundsPass::product_error(const HeadContext& c, const double* q, const do
 
 BoundsPass::Weight BoundsPass::weight(const HeadContext& c, std::int64_t i, std::int64_t j, const double* q,
                                       const double* k) const {
-  const auto [score, slope, unbiased] = c.score(i, j, q, k);
+  const auto [score, slope, unbiased, unmodified, mod_slope] = c.score(i, j, q, k);
   if (score == -kInfinity) return {score, slope, 0.0, 0.0, false};
   const double bias = c.bias(i, j), alibi = std::abs(c.alibi(i, j)), cap = numbers_.factors.softcap;
   const double of_product = product_error(c, q, k);
@@ -188,10 +191,29 @@ BoundsPass::Weight BoundsPass::weight(const HeadContext& c, std::int64_t i, std:
   const double before = of_product + capped_error;
   // Beside a large bias nothing of the score is left, and what was exact is rounded once.
   const bool lost = vanishes_beside(std::abs(unbiased) + alibi, before, bias, u_);
-  const bool exact = before == 0.0 && (alibi == 0.0 || vanishes_beside(alibi, 0.0, score, u_));
-  const double added = std::abs(score) + 2.0 * std::abs(bias);  // alibi is at most their sum and the capped score
+  const bool exact = before == 0.0 && (alibi == 0.0 || vanishes_beside(alibi, 0.0, unmodified, u_));
+  const double added = std::abs(unmodified) + 2.0 * std::abs(bias);  // alibi is at most their sum and the capped score
   const double error = lost || exact ? 0.0 : before + 6.0 * u_ * added;
-  return {score, slope, error, slope_error, true};
+  const Weight weight{score, slope, error, slope_error, true};
+  return numbers_.functions.score_mod ? modified(c, i, j, unmodified, weight) : weight;
+}
+
+/// What score_mod makes of a score's error: that of its values nearby, and of computing it in less than double.
+BoundsPass::Weight BoundsPass::modified(const HeadContext& c, std::int64_t i, std::int64_t j, double unmodified,
+                                        Weight weight) const {
+  const double error = weight.score_error, score = c.functions.score(unmodified, i, j);
+  weight.mod_slope = c.functions.slope(unmodified, i, j);
+  weight.score_error = 0.0;
+  for (const double near : {unmodified - error, unmodified + error}) {
+    weight.score_error = std::max(weight.score_error, std::abs(c.functions.score(near, i, j) - score));
+    weight.mod_slope_error =
+        std::max(weight.mod_slope_error, std::abs(c.functions.slope(near, i, j) - weight.mod_slope));
+  }
+  if (dtype_ == DType::f64) return weight;
+  const auto [score_lost, slope_lost] = c.functions.lost_in_single(unmodified, i, j);
+  weight.score_error += 4.0 * score_lost + 16.0 * u_ * std::abs(score);
+  weight.mod_slope_error += 4.0 * slope_lost + 16.0 * u_ * std::abs(weight.mod_slope);
+  return weight;
 }
 
 void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
@@ -278,9 +300,10 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
       dp_error = dropout * sum_error(p_.head_dim_v) * dot_magnitude(dout, v[j], p_.head_dim_v);
       dv.add(j, dropout * (p * p_error + r_tiny_), p * dropout, dout);
     }
-    const double ds = p * (dp - delta + dlse);
+    const double gradient = p * (dp - delta + dlse), ds = gradient * w.mod_slope;
     const double ds_error =
-        std::abs(ds) * (p_error + 4.0 * u_) + p * (dp_error + delta_error + 2.0 * u_ * std::abs(dp));
+        std::abs(ds) * (p_error + 4.0 * u_) + std::abs(gradient) * w.mod_slope_error +
+        (std::abs(w.mod_slope) + w.mod_slope_error) * p * (dp_error + delta_error + 2.0 * u_ * std::abs(dp));
     if (p_.dbias.data) {
       const std::int64_t position[4] = {c.b, c.h, i, c.sequence.leftpad + j};
       std::int64_t index = 0;

@@ -43,10 +43,30 @@ class ProblemDraw {
     draw_dropout();
     draw_outputs();
     p_.clear_rest = wanted(Feature::clear_rest, 0.5);  // last, so that seeds keep the problems that they had
+    draw_functions();
     return operations::attention::canonical(p_);
   }
 
  private:
+  /// Functions of every kind of operator, and look-ups that are not all within their tables.
+  void draw_functions() {
+    if (wanted(Feature::score_mod, 0.15)) {
+      p_.score_mod =
+          rng_.pick<const char*>({"score-abs(table0[h])*abs(q_idx-kv_idx)", "4.0*tanh(score/4.0)",
+                                  "select(kv_idx<=q_idx,score,-inf)", "score+table0[h]*table1[kv_idx%8]",
+                                  "score*0.5+0.125*((q_idx+b)//3%5)", "max(score,-2.0)-log(1.0+exp2(-abs(score)))",
+                                  "select(table1[min(q_idx,7)]==table1[kv_idx],score,score-1.5)"});
+    }
+    if (wanted(Feature::mask_mod, 0.15)) {
+      p_.mask_mod =
+          rng_.pick<const char*>({"kv_idx<=q_idx", "(q_idx-kv_idx)%3!=1", "(abs(q_idx-kv_idx)<40)|(kv_idx<5)",
+                                  "table1[q_idx//16]<=table1[kv_idx//16]", "(kv_idx+b+h)%7<5", "table0[h]<0.5"});
+    }
+    if (!p_.score_mod.empty() || !p_.mask_mod.empty()) {
+      p_.tables = {{DType::f32, 1, {p_.num_heads_q}}, {DType::i32, 1, {8}}};
+    }
+  }
+
   /// True with a probability, where the filter allows the feature.
   bool wanted(Feature feature, double probability) {
     const bool drawn = rng_.chance(probability);  // drawn always: a filter changes as little as possible

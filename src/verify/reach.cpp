@@ -48,7 +48,8 @@ class ReachPass {
   [[nodiscard]] Sight sight(const HeadContext& c, std::int64_t i, std::int64_t j, const Score<double>& score) const {
     const device::KeyRange keys = c.keys(i);
     if (j < keys.begin || j >= keys.end) return Sight::hidden;
-    if (!score.visible()) return p_.bias_type == device::kBiasNone ? Sight::hidden_by_product : Sight::hidden;
+    const bool by_position = p_.bias_type != device::kBiasNone || numbers_.functions.mask_mod;
+    if (!score.visible()) return by_position ? Sight::hidden : Sight::hidden_by_product;
     return c.dropout(i, j) == 0.0 ? Sight::dropped : Sight::seen;
   }
 

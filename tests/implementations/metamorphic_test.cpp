@@ -105,6 +105,10 @@ std::vector<Flip> flips() {
       {"seqused_q", [](DenseCall& c) { c.seqused_q = DenseCall::lengths({20, 13}); }},
       {"seqused_k", [](DenseCall& c) { c.seqused_k = DenseCall::lengths({24, 13}); }},
       {"leftpad_k", [](DenseCall& c) { c.leftpad_k = DenseCall::lengths({0, 3}); }},
+      {"score_mod", [](DenseCall& c) { c.options.score_mod = "score * 0.5 + 0.1 * kv_idx"; }},
+      {"mask_mod", [](DenseCall& c) { c.options.mask_mod = "(kv_idx + h) % 3 < 2"; }},
+      {"score_mod of q_idx", [](DenseCall& c) { c.options.score_mod = "score * (1 + 0.01 * kv_idx * q_idx)"; },
+       [](DenseCall& c) { c.options.score_mod = "score * (1 + 0.01 * kv_idx * b)"; }},
       {"leftpad_k beside seqused_k", [](DenseCall& c) { c.leftpad_k = DenseCall::lengths({0, 3}); },
        [](DenseCall& c) { c.seqused_k = DenseCall::lengths({20, 13}); }},
   };

@@ -50,7 +50,7 @@ void backward_row(const HeadContext& context, std::int64_t i, const double* q, c
       dp = dropout * dot<Real>(dout, v[j], p.head_dim_v);
       for (std::int64_t d = 0; d < p.head_dim_v; ++d) dv[j][d] += weight * dropout * dout[d];
     }
-    const Real ds = weight * (dp - delta + dlse);
+    const Real ds = weight * (dp - delta + dlse) * score.mod_slope;
     if (p.dbias.data) sums.dbias_at(p, context.b, context.h, i, context.sequence.leftpad + j) += ds;
     const Real ds_scaled = context.numbers.factors.softmax_scale * score.slope * ds;
     for (std::int64_t d = 0; d < p.head_dim; ++d) dq[d] += ds_scaled * k[j][d];
@@ -89,6 +89,7 @@ void backward_key_head(const device::AttentionParams& p, const Numbers& numbers,
     RowsOf<Real> dq(s.seqlen_q, p.head_dim);
     for (std::int64_t i = 0; i < s.seqlen_q && !core::abandoned(); ++i)
       backward_row(context, i, q[i], out[i], dout[i], k, v, dq[i], dk, dv, sums);
+    context.check_look_ups();
     if (p.dq.data) write_padded(Head(p.dq, dtype, b, s.q_row, h, p.head_dim), s.all_q, 0, s.seqlen_q, dq);
   }
   const std::int64_t first = s.k_row - s.leftpad;

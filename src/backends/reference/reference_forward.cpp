@@ -74,6 +74,7 @@ void forward_head(const device::AttentionParams& p, const Numbers& numbers, std:
       store_element(numbers.statistics, p.softmax_lse.data, lse_index(p.softmax_lse, context, i),
                     static_cast<double>(lse));
   }
+  context.check_look_ups();
 }
 
 }  // namespace

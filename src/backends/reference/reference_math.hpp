@@ -7,6 +7,9 @@
 #include <limits>
 #include <vector>
 
+#include "backends/reference/score_functions.hpp"
+#include "core/device.hpp"
+#include "core/message.hpp"
 #include "core/parallel.hpp"
 #include "device/common/mask.h"
 #include "device/common/params.h"
@@ -32,18 +35,21 @@ inline bool abandoned_at(std::int64_t index) { return index % 256 == 0 && core::
   return {f32,       bf16,         f16,       f64,         fp8_e4m3,      f16_out,         forward,    backward,
           gqa,       head_dim_v,   packed,    window_left, window_right,  top_left,        scale_sign, softcap,
           bias,      bias_boolean, dbias,     alibi,       sink,          dsink,           dropout,    seed_tensor,
-          seqused_q, seqused_k,    leftpad_k, dlse,        deterministic, batch_invariant, clear_rest};
+          seqused_q, seqused_k,    leftpad_k, dlse,        deterministic, batch_invariant, clear_rest, score_mod,
+          mask_mod};
 }
 
-/// Element types of a call, and the factors of its scores.
+/// Element types of a call, and the factors and functions of its scores.
 struct Numbers {
   DType dtype, out_dtype, statistics;
   device::ScoreFactors factors;
+  ScoreFunctions functions;
   explicit Numbers(const Problem& problem)
       : dtype(problem.dtype),
         out_dtype(operations::attention::out_dtype_of(problem)),
         statistics(operations::statistics_dtype(problem.dtype)),
-        factors(operations::attention::score_factors(problem)) {}
+        factors(operations::attention::score_factors(problem)),
+        functions(problem) {}
 
   /// A score as the formula has it after each of its steps: a number of fp32, or of f64 where q is.
   template <typename Real>
@@ -96,11 +102,11 @@ Real dot(const double* a, const double* b, std::int64_t n) {
   return sum;
 }
 
-/// s[i, j], its derivative by the score before softcap, and what it is before the bias. The value is -inf where bias
-/// hides j.
+/// s[i, j], its derivative by the score before softcap without score_mod's, what it is before the bias and before
+/// score_mod, and score_mod's derivative there. The value is -inf where bias or mask_mod hide j.
 template <typename Real>
 struct Score {
-  Real value, slope, unbiased;
+  Real value, slope, unbiased, unmodified, mod_slope = 1;
   /// Of those that mask and window leave: a NaN is seen.
   [[nodiscard]] bool visible() const { return value != -kInfinity; }
 };
@@ -112,9 +118,15 @@ struct HeadContext {
   device::Sequence sequence;
   std::int64_t b, h, diagonal;
   double softmax_scale, value_scale;  // of products of what is stored, and of stored values
+  mutable FunctionsOfHead functions;  // their memory for what is between
 
   HeadContext(const device::AttentionParams& params, const Numbers& of_call, std::int64_t batch, std::int64_t head)
-      : p(params), numbers(of_call), sequence(device::sequence_of(params, batch)), b(batch), h(head) {
+      : p(params),
+        numbers(of_call),
+        sequence(device::sequence_of(params, batch)),
+        b(batch),
+        h(head),
+        functions(of_call.functions, params.tables, batch, head) {
     diagonal = device::diagonal_offset(p, sequence);
     const std::int64_t h_k = h / (p.num_heads_q / p.num_heads_k);
     softmax_scale = numbers.factors.softmax_scale * p.q_scale.of(b, h) * p.k_scale.of(b, h_k);
@@ -136,7 +148,8 @@ struct HeadContext {
   [[nodiscard]] Score<Real> score(std::int64_t i, std::int64_t j, const double* q, const double* k) const {
     const double bias_value = bias(i, j);
     if (p.bias_type == device::kBiasBool && bias_value != 0.0)
-      return {-kInfinity, 1, 0};  // before any number is looked at
+      return {-kInfinity, 1, 0, 0};  // before any number is looked at
+    if (!functions.visible(i, j)) return {-kInfinity, 1, 0, 0};
     const Real cap = numbers.factors.softcap;
     Real s = numbers.rounded(softmax_scale * dot<Real>(q, k, p.head_dim)), slope = 1;
     if (cap > 0) {
@@ -147,7 +160,15 @@ struct HeadContext {
     const Real unbiased = s;
     if (p.bias_type != device::kBiasNone) s = numbers.rounded(s + bias_value);
     if (p.alibi_slopes) s = numbers.rounded(s - alibi<Real>(i, j));
-    return {s, slope, unbiased};
+    if (!numbers.functions.score_mod) return {s, slope, unbiased, s};
+    const auto score = static_cast<double>(s);  // which it is, being rounded
+    return {numbers.rounded(Real{functions.score(score, i, j)}), slope, unbiased, s, functions.slope(score, i, j)};
+  }
+
+  /// Throws where a look-up was out of range and TILEWISE_CHECK=1 asks.
+  void check_look_ups() const {
+    const auto index = functions.out_of_range();
+    if (index && core::checks_requested()) core::invalid_argument(to_string(*index));
   }
 
   /// What ALiBi takes from a score.

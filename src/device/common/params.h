@@ -5,6 +5,12 @@
 
 #include "device/common/tensors.h"
 
+namespace tilewise {
+
+struct TensorView;  // of the host
+
+}  // namespace tilewise
+
 namespace tilewise::device {
 
 /// Sizes of a call, and the lengths of its sequences.
@@ -79,6 +85,8 @@ struct AttentionParams : AttendedRows {
   int64_t dbias_shape[4];  // its own dimensions (1 where broadcast)
   SinkTensor dsink;
   int32_t deterministic, batch_invariant;
+
+  const TensorView* tables;  // of score_mod and mask_mod, as many as the problem has; on the CPU alone
 };
 
 }  // namespace tilewise::device

@@ -1,4 +1,5 @@
 // Tensors and options to a Problem: which shapes, dtypes, strides and devices a call may have.
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -36,6 +37,7 @@ class Describer {
     describe_head_options();
     describe_used_lengths();
     describe_scales();
+    describe_tables();
     if (call_.backward()) describe_gradients();
     describe_alignment();
     return canonical(p_);
@@ -282,6 +284,19 @@ class Describer {
     check_rank(view, name, 2, "a number, [its heads] or [batch_size, num_heads_k]");
     check_shape(view, name, {{"batch_size", p_.batch_size}, {"num_heads_k", p_.num_heads_k}});
     return ScaleKind::batch_head;
+  }
+
+  void describe_tables() {
+    for (std::size_t i = 0; i < options_.tables.size(); ++i) {
+      const TensorView& table = options_.tables[i];
+      check_view(table, table_name(i), device_, kAnchor);
+      if (table.rank < 1 || table.rank > expression::kTableRank) {
+        invalid_argument(table_name(i), ": must have 1 to ", expression::kTableRank, " dimensions (got ", table.rank,
+                         ")");
+      }
+      TableShape& shape = p_.tables.emplace_back(TableShape{table.dtype, table.rank});
+      std::copy_n(table.shape.begin(), table.rank, shape.shape.begin());
+    }
   }
 
   void describe_gradients() {

@@ -45,6 +45,8 @@ enum class Feature : std::uint8_t {
   deterministic,
   batch_invariant,
   clear_rest,
+  score_mod,
+  mask_mod,
   count_
 };
 
@@ -54,7 +56,7 @@ inline constexpr std::array<std::string_view, static_cast<std::size_t>(Feature::
     "window_right", "top_left",  "scale_sign", "softcap",    "bias",          "bias_boolean",
     "dbias",        "alibi",     "sink",       "dsink",      "dropout",       "seed_tensor",
     "seqused_q",    "seqused_k", "leftpad_k",  "dlse",       "deterministic", "batch_invariant",
-    "clear_rest"};
+    "clear_rest",   "score_mod", "mask_mod"};
 static_assert(!kFeatureNames.back().empty());
 
 using FeatureSet = core::FeatureSetOf<Feature>;
@@ -73,7 +75,7 @@ using FeatureSet = core::FeatureSetOf<Feature>;
                                 window_right, softmax_scale, softcap, dropout_p, seed_tensor, bias, bias_dims,
                                 alibi_slopes, sink, seqused_q, seqused_k, leftpad_k, q_scale, k_scale, v_scale,
                                 softmax_lse, dlse, dq, dk, dv, dbias, dsink, deterministic, batch_invariant, clear_rest,
-                                unaligned, bias_unaligned] = p;
+                                unaligned, bias_unaligned, score_mod, mask_mod, tables] = p;
   FeatureSet set{feature_of(dtype)};
   const auto need = [&set](Feature feature, bool needed) {
     if (needed) set.insert(feature);
@@ -105,6 +107,8 @@ using FeatureSet = core::FeatureSetOf<Feature>;
   need(Feature::deterministic, deterministic);
   need(Feature::batch_invariant, batch_invariant);
   need(Feature::clear_rest, clear_rest);
+  need(Feature::score_mod, !score_mod.empty());
+  need(Feature::mask_mod, !mask_mod.empty());
   return set;
 }
 

@@ -7,11 +7,13 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/problem_text.hpp"
 #include "core/tensor_checks.hpp"
 #include "operations/attention/names.hpp"
 #include "operations/attention/rules.hpp"
+#include "operations/attention/score_functions.hpp"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::operations::attention {
@@ -54,6 +56,16 @@ inline void add_to(core::Hasher& hasher, const BiasWord& bias) {
   hasher.add(bias.kind);
   for (const bool dim : {bias.dims.batch, bias.dims.head, bias.dims.query, bias.dims.key}) hasher.add(dim);
 }
+
+/// Tables are one word: none, or e.g. f32[16,128],i32[64].
+struct TablesWord {
+  std::vector<TableShape> tables;
+  friend bool operator==(const TablesWord&, const TablesWord&) = default;
+};
+
+void print_value(std::string& text, const TablesWord& word);
+void read_word(std::string_view key, std::string_view word, TablesWord& value);
+void add_to(core::Hasher& hasher, const TablesWord& word);
 
 [[nodiscard]] inline std::int64_t saturating_product(std::int64_t a, std::int64_t b) {
   std::int64_t product = 0;
@@ -124,6 +136,11 @@ void for_each_field(AttentionProblem& p, Visit&& visit) {
   visit("clear_rest", p.clear_rest, fresh.clear_rest);
   visit("unaligned", p.unaligned, fresh.unaligned);
   visit("bias_unaligned", p.bias_unaligned, fresh.bias_unaligned);
+  visit("score_mod", p.score_mod, fresh.score_mod);
+  visit("mask_mod", p.mask_mod, fresh.mask_mod);
+  TablesWord tables{p.tables};
+  visit("tables", tables, TablesWord{});
+  p.tables = tables.tables;
 }
 
 /// Throws for a word that is no key of problems like `problem`, with what was probably meant.
@@ -143,7 +160,8 @@ void for_each_option(Options& options, Problem& p, const Tensor& tensor, const P
   [[maybe_unused]] auto& [layout, mask, alignment, window_left, window_right, softmax_scale, softcap, dropout_p, seed,
                           offset, seed_and_offset, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
                           max_seqlen_k, seqused_q, seqused_k, leftpad_k, q_scale, k_scale, v_scale, q_scale_value,
-                          k_scale_value, v_scale_value, deterministic, batch_invariant, clear_rest] = options;
+                          k_scale_value, v_scale_value, deterministic, batch_invariant, clear_rest, score_mod, mask_mod,
+                          tables] = options;
   plain(mask, p.mask);
   plain(alignment, p.alignment);
   plain(window_left, p.window_left);
@@ -153,6 +171,8 @@ void for_each_option(Options& options, Problem& p, const Tensor& tensor, const P
   plain(deterministic, p.deterministic);
   plain(batch_invariant, p.batch_invariant);
   plain(clear_rest, p.clear_rest);
+  plain(score_mod, p.score_mod);
+  plain(mask_mod, p.mask_mod);
   tensor("seed_and_offset", seed_and_offset, read);
   tensor("bias", bias, read);
   tensor("alibi_slopes", alibi_slopes, read);
@@ -165,6 +185,7 @@ void for_each_option(Options& options, Problem& p, const Tensor& tensor, const P
   tensor("q_scale", q_scale, read);
   tensor("k_scale", k_scale, read);
   tensor("v_scale", v_scale, read);
+  for (std::size_t i = 0; i < tables.size(); ++i) tensor(table_name(i), tables[i], read);
 }
 
 template <typename Options, typename Visit>

@@ -62,6 +62,7 @@ void set_options(const Call& call, const AttentionProblem& p, device::AttentionP
   params.sink.stride = o.sink.strides[0];
   params.deterministic = p.deterministic;
   params.batch_invariant = p.batch_invariant;
+  params.tables = o.tables.data();
 }
 
 device::HeadScales head_scales(const TensorView& view, const std::optional<double>& number, ScaleKind kind,

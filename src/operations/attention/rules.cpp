@@ -60,6 +60,7 @@ AttentionProblem canonical(AttentionProblem p) {
   if (p.out_dtype == default_out_dtype(p.dtype)) p.out_dtype = DType::none;
   normalise_kinds(p);
   normalise_bias(p);
+  normalise_score_functions(p);
   if (p.device == DeviceType::cpu) p.unaligned = p.bias_unaligned = false;
   p.clear_rest &= p.layout == Layout::thd;
   if (p.operation == Operation::attention_forward) p.deterministic = false;  // the forward pass always is

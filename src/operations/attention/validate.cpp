@@ -7,6 +7,7 @@
 #include "core/taken_dtypes.hpp"
 #include "operations/attention/factors.hpp"
 #include "operations/attention/rules.hpp"
+#include "operations/attention/score_functions.hpp"
 
 namespace tilewise::operations::attention {
 namespace {
@@ -165,6 +166,7 @@ void validate(const AttentionProblem& problem) {
   validate_window(problem);
   validate_factors(problem);
   validate_gradients(problem);
+  validate_score_functions(problem);
 }
 
 }  // namespace tilewise::operations::attention

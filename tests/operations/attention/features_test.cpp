@@ -50,8 +50,12 @@ TEST(Features, EachOptionAddsItsFeatures) {
   EXPECT_EQ(added("dropout_p=0.5 seed_tensor=1"), "dropout, seed_tensor");
   EXPECT_EQ(added("seqused_q=1 seqused_k=1 leftpad_k=1"), "seqused_q, seqused_k, leftpad_k");
   EXPECT_EQ(added("batch_invariant=1"), "batch_invariant");
-  EXPECT_EQ(added("clear_rest=1"), "");     // rows that are not packed have no rest
-  EXPECT_EQ(added("deterministic=1"), "");  // the forward pass always is
+  EXPECT_EQ(added("score_mod=score*2"), "score_mod");
+  EXPECT_EQ(added("mask_mod=q_idx<kv_idx"), "mask_mod");
+  EXPECT_EQ(added("mask_mod=table0[h]<1 tables=i32[4]"), "mask_mod");
+  EXPECT_EQ(added("score_mod=score*1.0 mask_mod=1<2"), "");  // which change nothing
+  EXPECT_EQ(added("clear_rest=1"), "");                      // rows that are not packed have no rest
+  EXPECT_EQ(added("deterministic=1"), "");                   // the forward pass always is
   const std::string packed = "attention_forward layout=thd max_seqlen_q=16 num_heads_q=4 head_dim=64";
   EXPECT_EQ(to_string(required_features(parse_problem(packed)).minus(plain)), "packed");
   EXPECT_EQ(to_string(required_features(parse_problem(packed + " clear_rest=1")).minus(plain)), "packed, clear_rest");
@@ -72,7 +76,7 @@ TEST(Features, EveryFeatureIsReachableAndNamed) {
       parse_problem("attention_forward layout=thd max_seqlen_q=9 num_heads_q=4 num_heads_k=2 head_dim=64 head_dim_v=32 "
                     "window_left=1 window_right=2 alignment=top_left softmax_scale=-1 softcap=3 bias=bool[b,h,q,k] "
                     "alibi_slopes=[h] sink=1 dropout_p=0.5 seed_tensor=1 seqused_q=1 seqused_k=1 leftpad_k=1 "
-                    "batch_invariant=1 clear_rest=1"));
+                    "batch_invariant=1 clear_rest=1 score_mod=score*2 mask_mod=b<1"));
   FeatureSet missing = FeatureSet::all().minus(reached);
   missing =
       missing.minus(backward_features_of("dtype=bf16 bias=f32[b,h,q,k] dbias=1 sink=1 dsink=1 dlse=1 "

@@ -22,6 +22,47 @@ TEST(ProblemText, SinkSaysItsDtype) {
             "attention_forward" + shape + " sink=1");  // q's dtype is f32
 }
 
+TEST(ProblemText, FunctionsHaveOneForm) {
+  const std::string shape = "attention_forward seqlen_q=4 head_dim=8 ";
+  const Problem problem = parse_problem(
+      shape + "score_mod=\"score + table0[h, clamp(q_idx - kv_idx, 0, 3)]\" mask_mod=b>=1 tables=f32[1,4],i64[7]");
+  const std::string canonical =
+      shape + "score_mod=score+table0[h,min(max(q_idx-kv_idx,0),3)] mask_mod=1<=b tables=f32[1,4],i64[7]";
+  EXPECT_EQ(to_string(problem), canonical);
+  EXPECT_EQ(parse_problem(canonical), problem);
+  EXPECT_EQ(hash_value(parse_problem(canonical)), hash_value(problem));
+  const Problem other = parse_problem(shape + "score_mod=score+table0[h,0] mask_mod=1<=b tables=f32[1,5],i64[7]");
+  EXPECT_NE(other, problem);
+  EXPECT_NE(hash_value(other), hash_value(problem));
+  EXPECT_EQ(to_string(parse_problem(shape + "score_mod=score mask_mod=0<1 tables=f32[3]")),
+            shape.substr(0, shape.size() - 1));
+}
+
+TEST(ProblemText, RefusesFunctionsThatAreNoGood) {
+  const auto refused = [](const std::string& words, const std::string& sentence) {
+    expect_invalid(sentence, [&] { (void)parse_problem("attention_forward seqlen_q=4 head_dim=8 " + words); });
+  };
+  refused("score_mod=score+", "score_mod: must have a value at byte 6 (got the end)");
+  refused("mask_mod=q_idx", "mask_mod: must be a bool (got int)");
+  refused("mask_mod=score<1", "mask_mod: must speak of b, h, q_idx, kv_idx (got 'score')");
+  refused("score_mod=table0[h]", "score_mod: must look up one of 0 captured tensors (got table0)");
+  refused("score_mod=table0[h] tables=f32[4,4]", "score_mod: table0 takes 2 indices (got 1)");
+  refused("tables=f32[4]", "tables: requires score_mod or mask_mod (got 1 without)");
+  for (const char* word :
+       {"f32", "f32[", "f32[]", "f32[4", "f32[4,]", "f32[4]i32[4]", "f32[4],", "f32[1,1,1,1,1]", "f32[a]"}) {
+    const bool empty = std::string_view(word) == "f32[]";
+    refused(std::string("score_mod=score*2 tables=") + word,
+            empty ? "table0: must have 1 to 4 dimensions (got 0)"
+                  : "tables: must be none or element types with 1 to 4 sizes, such as f32[16,128],i32[64] (got '" +
+                        std::string(word) + "')");
+  }
+  refused("score_mod=score*2 tables=f32[-1]",
+          "table0: must have sizes >= 0 and less than 2^63 bytes (got size -1 in dimension 0)");
+  refused("score_mod=score*2 tables=f32[4],f32[4],f32[4],f32[4],f32[4],f32[4],f32[4],f32[4],f32[4]",
+          "tables: must be <= 8 (got 9)");
+  refused("score_mod=\"score", "problem: must close every quote (got 'score_mod=\"score')");
+}
+
 TEST(ProblemText, PrintsTheExampleOfTheInterface) {
   Problem problem;
   problem.dtype = DType::bf16;

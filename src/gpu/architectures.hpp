@@ -21,15 +21,20 @@ struct Architecture {
   double gigahertz;          ///< peak clock of that product
   double matrix_rate;        ///< multiply-adds of half precision that a multiprocessor does in a cycle
   double memory_gigabytes_per_second;
+  std::string_view unused{};  ///< its own matrix instructions, where no kernel here uses them: "tcgen05"
 };
 
 /// Null where no kernel is compiled for it.
 [[nodiscard]] const Architecture* find_architecture(std::string_view name);
-/// Throws Error (invalid_argument), which lists the names there are.
+/// The same of a name with the suffix of features that kernels here do not use, "sm_100a". Throws Error
+/// (invalid_argument), which lists the names there are, or says what would run on a newer GPU.
 [[nodiscard]] const Architecture& named_architecture(std::string_view name);
 
 /// "gfx90a, gfx942, ...": those of a kind of device, for messages.
 [[nodiscard]] std::string architecture_names(DeviceType type);
+
+/// Why a GPU of this name is none of those: "gfx908 is not supported: ...", or that it is newer, and what runs there.
+[[nodiscard]] std::string unknown_gpu(std::string_view name);
 
 /// The kind of device that has this architecture.
 [[nodiscard]] DeviceType device_of(const Architecture& architecture);

@@ -14,14 +14,16 @@ struct Known {
   TargetKind kind;
   std::string_view architecture;
 };
-constexpr std::array<Known, 20> kKnown = {{
+constexpr std::array<Known, 26> kKnown = {{
     {TargetKind::cuda, "sm_80"},  {TargetKind::cuda, "sm_86"},  {TargetKind::cuda, "sm_87"},
     {TargetKind::cuda, "sm_89"},  {TargetKind::cuda, "sm_90"},  {TargetKind::cuda, "sm_90a"},
     {TargetKind::cuda, "sm_100"}, {TargetKind::cuda, "sm_103"}, {TargetKind::cuda, "sm_110"},
     {TargetKind::cuda, "sm_120"}, {TargetKind::cuda, "sm_121"}, {TargetKind::hip, "gfx90a"},
     {TargetKind::hip, "gfx942"},  {TargetKind::hip, "gfx950"},  {TargetKind::hip, "gfx1100"},
     {TargetKind::hip, "gfx1101"}, {TargetKind::hip, "gfx1102"}, {TargetKind::hip, "gfx1103"},
-    {TargetKind::hip, "gfx1151"}, {TargetKind::host, "host"},
+    {TargetKind::hip, "gfx1150"}, {TargetKind::hip, "gfx1151"}, {TargetKind::hip, "gfx1152"},
+    {TargetKind::hip, "gfx1153"}, {TargetKind::hip, "gfx1200"}, {TargetKind::hip, "gfx1201"},
+    {TargetKind::hip, "gfx1250"}, {TargetKind::host, "host"},
 }};
 
 }  // namespace

@@ -205,7 +205,25 @@ def test_fewer_multiprocessors_have_fewer_splits(compile_, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--target", "sm_75", "--problem", FORWARD], 2, ["target: must be one of sm_80, ", "gfx1151 (got 'sm_75')"]),
+        (["--target", "sm_75", "--problem", FORWARD], 2, ["target: must be one of sm_80, ", "gfx1250 (got 'sm_75')"]),
+        (
+            ["--target", "gfx908", "--problem", FORWARD],
+            2,
+            ["gfx908 is not supported: its MFMA of bf16 has a depth of 4"],
+        ),
+        (
+            ["--target", "sm_130", "--problem", FORWARD],
+            2,
+            [
+                "sm_130 is newer than this version of Tilewise, whose last is sm_121",
+                "portable kernels of cuda.sm80 run",
+            ],
+        ),
+        (
+            ["--target", "gfx1310", "--problem", FORWARD],
+            2,
+            ["gfx1310 is newer than this version of Tilewise, whose last is gfx1250", "no kernel of this version runs"],
+        ),
         (["--target", "host", "--problem", FORWARD], 2, ["target: must be one of sm_80, "]),
         (["--target", "sm_80"], 2, ["PROBLEM: must be given with --problem or --problems (got none)"]),
         (["--problem", FORWARD], 2, ["--target is required"]),

@@ -8,6 +8,7 @@
 #include "device/tile/machine_host.h"
 #include "device/tile/ops_cdna.h"
 #include "device/tile/ops_rdna.h"
+#include "device/tile/ops_rdna4.h"
 #include "device/tile/ops_sm80.h"
 
 namespace tilewise::test {
@@ -18,6 +19,8 @@ using namespace device;
 static_assert(TileOps<Sm80Ops<HostSm80Machine>>);
 static_assert(TileOps<CdnaOps<HostCdnaMachine>>);
 static_assert(TileOps<RdnaOps<HostRdnaMachine>>);
+static_assert(TileOps<Rdna4Ops<HostRdna4Machine>>);
+static_assert(TileOps<Rdna4Ops<HostGfx1250Machine>>);
 static_assert(Sm90TileOps<Sm90Ops<HostSm90Machine>>);
 
 template <class Machine>

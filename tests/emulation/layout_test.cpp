@@ -88,6 +88,45 @@ TEST(Layout, Wmma16x16x16IsThatOfAmdsManual) {
   }
 }
 
+// The RDNA4 instruction set manual, WMMA in waves of 32: of A's row (B's column) l % 16 lane l holds k = 8 (l / 16) and
+// the seven that follow; D[8 (l / 16) + v][l % 16] is element v.
+TEST(Layout, Wmma16x16x16OfHalvesIsThatOfAmdsManual) {
+  for (int half = 0; half < 2; ++half) {
+    for (int row = 0; row < 16; ++row) {
+      const int lane = 16 * half + row;
+      for (int i = 0; i < 8; ++i) {
+        EXPECT_EQ(Wmma16x16x16Halves::a(lane, i / 2, i % 2).index, row);
+        EXPECT_EQ(Wmma16x16x16Halves::a(lane, i / 2, i % 2).k, 8 * half + i);
+        EXPECT_EQ(Wmma16x16x16Halves::b(lane, i / 2, i % 2).index, row);
+        EXPECT_EQ(Wmma16x16x16Halves::b(lane, i / 2, i % 2).k, 8 * half + i);
+        EXPECT_EQ(Wmma16x16x16Halves::d(lane, i).m, 8 * half + i);
+        EXPECT_EQ(Wmma16x16x16Halves::d(lane, i).n, row);
+      }
+    }
+  }
+}
+
+// AMD's FlyDSL has gfx1250's v_wmma_f32_16x16x32 (WmmaLayout.h): 16 elements a lane in two blocks of 8, whose k are
+// 16 apart, the upper lanes' 8 beyond the lower ones'; D is RDNA4's.
+TEST(Layout, Wmma16x16x32IsThatOfFlyDsl) {
+  for (int k = 0; k < 32; ++k) {
+    const int block = k / 16, upper = k / 8 % 2, element = 8 * block + k % 8;
+    for (int row = 0; row < 16; ++row) {
+      const int lane = 16 * upper + row;
+      EXPECT_EQ(Wmma16x16x32::a(lane, element / 2, element % 2).index, row);
+      EXPECT_EQ(Wmma16x16x32::a(lane, element / 2, element % 2).k, k);
+      EXPECT_EQ(Wmma16x16x32::b(lane, element / 2, element % 2).index, row);
+      EXPECT_EQ(Wmma16x16x32::b(lane, element / 2, element % 2).k, k);
+    }
+  }
+  for (int m = 0; m < 16; ++m) {
+    for (int n = 0; n < 16; ++n) {
+      EXPECT_EQ(Wmma16x16x32::d(16 * (m / 8) + n, m % 8).m, m);
+      EXPECT_EQ(Wmma16x16x32::d(16 * (m / 8) + n, m % 8).n, n);
+    }
+  }
+}
+
 /// Every slot of a row is one row, whatever the lane, and lanes that share rows differ in kRowMask alone.
 template <class FragmentLayout>
 void check_slots() {
@@ -109,6 +148,7 @@ TEST(Layout, SlotsAndRowMasksFollowFromTheTables) {
   check_slots<device::Sm80FragmentLayout>();
   check_slots<device::CdnaFragmentLayout>();
   check_slots<device::RdnaFragmentLayout>();
+  check_slots<device::Rdna4FragmentLayout>();
 }
 
 /// A wave's registers for given A (M x K) and B (K x N), found by searching the tables.
@@ -159,6 +199,8 @@ TEST(MatrixUnit, MultipliesEveryInstructionInBothTypes) {
     check_product<MmaM16N8K16>(device::HostMatrix::kMmaM16N8K16, element);
     check_product<Mfma32x32x16>(device::HostMatrix::kMfma32x32x16, element);
     check_product<Wmma16x16x16>(device::HostMatrix::kWmma16x16x16, element);
+    check_product<Wmma16x16x16Halves>(device::HostMatrix::kWmma16x16x16Halves, element);
+    check_product<Wmma16x16x32>(device::HostMatrix::kWmma16x16x32, element);
   }
 }
 

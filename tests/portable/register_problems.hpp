@@ -14,12 +14,13 @@
 namespace tilewise::backends::portable {
 
 /// One of each family, and what differs within: registers, instructions, shared memory (which decides schedules).
-inline constexpr std::string_view kSweptArchitectures[] = {"sm_80",  "sm_89",  "sm_90a",  "sm_100",  "sm_120", "gfx90a",
-                                                           "gfx942", "gfx950", "gfx1100", "gfx1102", "gfx1151"};
+inline constexpr std::string_view kSweptArchitectures[] = {"sm_80",   "sm_89",   "sm_90a", "sm_100",  "sm_120",
+                                                           "gfx90a",  "gfx942",  "gfx950", "gfx1100", "gfx1102",
+                                                           "gfx1151", "gfx1201", "gfx1250"};
 
 /// What every test run compiles for.
-inline constexpr std::string_view kSampledArchitectures[] = {"sm_80",  "sm_90a",  "gfx90a", "gfx942",
-                                                             "gfx950", "gfx1100", "gfx1102"};
+inline constexpr std::string_view kSampledArchitectures[] = {"sm_80",   "sm_90a",  "gfx90a",  "gfx942", "gfx950",
+                                                             "gfx1100", "gfx1102", "gfx1201", "gfx1250"};
 
 enum class Pass { forward, backward, decode };
 inline constexpr Pass kPasses[] = {Pass::forward, Pass::backward, Pass::decode};
@@ -189,6 +190,9 @@ inline std::vector<std::string> sampled_attention(std::string_view architecture)
   if (architecture == "gfx1102") {
     return {register_problem(forward, 64), register_problem(forward, 128, kCausal), register_problem(forward, 256),
             register_problem(backward, 64), register_problem(backward, 128, kCausal)};
+  }
+  if (architecture == "gfx1201" || architecture == "gfx1250") {
+    return {register_problem(forward, 128, kCausal), register_problem(backward, 128, kCausal)};
   }
   return {};
 }

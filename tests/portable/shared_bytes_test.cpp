@@ -23,7 +23,10 @@ namespace {
 using core::append, core::concat, gpu::KernelKey;
 
 /// One for each family and each size of a block's shared memory.
-constexpr std::string_view kBlocks[] = {"sm_80", "sm_86", "sm_90a", "gfx90a", "gfx950", "gfx1100"};
+constexpr std::string_view kBlocks[] = {"sm_80",  "sm_86",   "sm_90a",  "gfx90a",
+                                        "gfx950", "gfx1100", "gfx1201", "gfx1250"};
+constexpr gpu::Family kFamilies[] = {gpu::Family::sm80, gpu::Family::cdna, gpu::Family::rdna, gpu::Family::rdna4,
+                                     gpu::Family::gfx1250};
 
 constexpr std::pair<int, int> kHeadDims[] = {{32, 32},   {40, 40},   {64, 64},   {96, 96},   {128, 128}, {160, 160},
                                              {192, 192}, {224, 224}, {256, 256}, {192, 128}, {256, 32},  {32, 256}};
@@ -139,10 +142,10 @@ TEST(SharedBytes, AreTheSizesOfTheKernelsStructs) {
   for (const KernelKey& key : kernels.keys()) seen[key.family].insert(key.body->name);
   for_each_kernel([&]<typename Kernel>() {
     const bool nvidia_alone = std::string_view(Kernel::kName) == "bwd" || Kernel::kName.starts_with("bwd_convert");
-    for (const gpu::Family family : {gpu::Family::sm80, gpu::Family::cdna, gpu::Family::rdna})
+    for (const gpu::Family family : kFamilies)
       EXPECT_EQ(seen[family].contains(Kernel::kName), family == gpu::Family::sm80 || !nvidia_alone) << Kernel::kName;
   });
-  for (const gpu::Family family : {gpu::Family::sm80, gpu::Family::cdna, gpu::Family::rdna})
+  for (const gpu::Family family : kFamilies)
     EXPECT_TRUE(seen[family].contains(KvCacheForward::kName) && seen[family].contains(KvCacheCombine::kName));
   RecordProperty("kernels", static_cast<int>(kernels.keys().size()));
   try {

@@ -14,9 +14,10 @@ struct Block {
   std::size_t kilobytes;
 };
 /// Most that a block may have, as the vendors' manuals say.
-constexpr Block kLargestBlocks[] = {{"sm_80", 163},  {"sm_86", 99},   {"sm_89", 99},  {"sm_90a", 227}, {"sm_100", 227},
-                                    {"sm_120", 99},  {"gfx90a", 64},  {"gfx942", 64}, {"gfx950", 160}, {"gfx1100", 64},
-                                    {"gfx1101", 64}, {"gfx1102", 64}, {"gfx1151", 64}};
+constexpr Block kLargestBlocks[] = {{"sm_80", 163},  {"sm_86", 99},   {"sm_89", 99},   {"sm_90a", 227},
+                                    {"sm_100", 227}, {"sm_120", 99},  {"gfx90a", 64},  {"gfx942", 64},
+                                    {"gfx950", 160}, {"gfx1100", 64}, {"gfx1101", 64}, {"gfx1102", 64},
+                                    {"gfx1151", 64}, {"gfx1201", 64}, {"gfx1250", 320}};
 
 constexpr std::string_view kEveryGradient = " bias=f32[b,h,q,k] dbias=1 sink=1 dsink=1";
 
@@ -91,8 +92,8 @@ TEST(Architectures, AreThoseThatKernelsCanBeCompiledFor) {
     EXPECT_GT(traits.multiprocessors, 0);
     // From a small integrated GPU to the fastest one of 2025.
     EXPECT_GT(traits.gflops, 1e3) << name;
-    EXPECT_LT(traits.gflops, 2e6) << name;
-    EXPECT_GT(traits.gigabytes_per_second, 50.0) << name;
+    EXPECT_LT(traits.gflops, 4e6) << name;
+    EXPECT_GT(traits.gigabytes_per_second, 30.0) << name;
   }
   EXPECT_EQ(gpu::find_architecture("sm_75"), nullptr);
 }

@@ -74,7 +74,7 @@ TEST(Source, OfAmd) {
                    "}\n"));
 }
 
-constexpr Family kFamilies[] = {Family::sm80, Family::cdna, Family::rdna};
+constexpr Family kFamilies[] = {Family::sm80, Family::cdna, Family::rdna, Family::rdna4, Family::gfx1250};
 
 TEST(Source, OfKernelsWithoutSharedMemory) {
   for (const Family family : kFamilies) {

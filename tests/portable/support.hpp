@@ -58,8 +58,8 @@ template <typename Kernel>
 }
 
 /// One of each: every family of machines, and what differs within.
-inline constexpr std::string_view kArchitectures[] = {"sm_80",  "sm_86",  "sm_89",   "sm_90a",  "gfx90a",
-                                                      "gfx942", "gfx950", "gfx1100", "gfx1102", "gfx1151"};
+inline constexpr std::string_view kArchitectures[] = {"sm_80",  "sm_86",   "sm_89",   "sm_90a",  "gfx90a",  "gfx942",
+                                                      "gfx950", "gfx1100", "gfx1102", "gfx1151", "gfx1201", "gfx1250"};
 
 /// One architecture of each machine.
 inline constexpr std::string_view kMachines[] = {"sm_90a", "gfx942", "gfx1100"};

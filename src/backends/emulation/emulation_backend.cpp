@@ -30,10 +30,11 @@ std::span<const core::Implementation* const> emulation_implementations() {
   static const RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache, emulation::HopperRow<operations::Moe>,
                       emulation::HopperRow<operations::Linear>>
       sm90(Family::sm90);
-  static const FamilyRows sm80(Family::sm80), cdna(Family::cdna), rdna(Family::rdna);
+  static const FamilyRows sm80(Family::sm80), cdna(Family::cdna), rdna(Family::rdna), rdna4(Family::rdna4),
+      gfx1250(Family::gfx1250);
   static const std::vector<const core::Implementation*> table = [] {
     std::vector<const core::Implementation*> rows;
-    for (const FamilyRows* family : {&sm80, &cdna, &rdna}) family->append_to(rows);
+    for (const FamilyRows* family : {&sm80, &cdna, &rdna, &rdna4, &gfx1250}) family->append_to(rows);
     sm90.append_to(rows);
     return rows;
   }();

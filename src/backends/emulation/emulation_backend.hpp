@@ -9,8 +9,8 @@
 
 namespace tilewise::backends {
 
-/// "emulation.sm80", "emulation.cdna", "emulation.rdna", and attention's "emulation.sm90": chosen only where a call
-/// asks by name.
+/// "emulation.sm80", "emulation.cdna", "emulation.rdna", "emulation.rdna4", "emulation.gfx1250", and attention's
+/// "emulation.sm90": chosen only where a call asks by name.
 [[nodiscard]] std::span<const core::Implementation* const> emulation_implementations();
 
 /// Whether an implementation's name is an emulation's: sweeps over all implementations leave these out, since each

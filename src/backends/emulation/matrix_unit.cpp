@@ -78,6 +78,10 @@ std::string multiply(std::span<const MultiplyArguments* const> lanes) {
       return multiply_by<Mfma32x32x16>(lanes);
     case device::HostMatrix::kWmma16x16x16:
       return multiply_by<Wmma16x16x16>(lanes);
+    case device::HostMatrix::kWmma16x16x16Halves:
+      return multiply_by<Wmma16x16x16Halves>(lanes);
+    case device::HostMatrix::kWmma16x16x32:
+      return multiply_by<Wmma16x16x32>(lanes);
   }
   return "no such matrix instruction";
 }

@@ -51,7 +51,7 @@ struct Mfma32x32x16 {
   }
 };
 
-/// v_wmma_f32_16x16x16 of 16-bit elements in 32 lanes: lanes 16 to 31 repeat the operands of 0 to 15.
+/// gfx11's v_wmma_f32_16x16x16 of 16-bit elements in 32 lanes: lanes 16 to 31 repeat the operands of 0 to 15.
 struct Wmma16x16x16 {
   static constexpr int kLanes = 32, kM = 16, kN = 16, kK = 16, kWordsA = 8, kWordsB = 8;
   static constexpr int kAccumulators = device::RdnaFragmentLayout::kRegisters;
@@ -63,5 +63,24 @@ struct Wmma16x16x16 {
     return {place.col, place.row};
   }
 };
+
+/// gfx12's v_wmma_f32_16x16x16 of 16-bit elements in 32 lanes: each half of them has half of every 16 elements.
+/// gfx1250's 16x16x32 has two such blocks one after the other.
+template <int kBlocks>
+struct WmmaOfHalves {
+  static constexpr int kLanes = 32, kM = 16, kN = 16, kK = 16 * kBlocks, kWordsA = 4 * kBlocks, kWordsB = 4 * kBlocks;
+  static constexpr int kAccumulators = device::Rdna4FragmentLayout::kRegisters;
+  static constexpr OperandPlace a(int lane, int word, int half) {
+    return {lane % 16, 16 * (word / 4) + 8 * (lane / 16) + 2 * (word % 4) + half};
+  }
+  static constexpr OperandPlace b(int lane, int word, int half) { return a(lane, word, half); }
+  /// Seen transposed, as above.
+  static constexpr ProductPlace d(int lane, int i) {
+    const device::Place place = device::Rdna4FragmentLayout::place(lane, i);
+    return {place.col, place.row};
+  }
+};
+using Wmma16x16x16Halves = WmmaOfHalves<1>;
+using Wmma16x16x32 = WmmaOfHalves<2>;
 
 }  // namespace tilewise::backends::emulation

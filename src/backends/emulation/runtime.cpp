@@ -86,6 +86,10 @@ std::string_view name_of(gpu::Family family) {
       return "emulation.cdna";
     case gpu::Family::rdna:
       return "emulation.rdna";
+    case gpu::Family::rdna4:
+      return "emulation.rdna4";
+    case gpu::Family::gfx1250:
+      return "emulation.gfx1250";
   }
   return "emulation.sm80";
 }
@@ -100,6 +104,10 @@ gpu::FindRuntime runtime_of(gpu::Family family) {
       return runtime<gpu::Family::cdna, 64 << 10>;
     case gpu::Family::rdna:
       return runtime<gpu::Family::rdna, 64 << 10>;
+    case gpu::Family::rdna4:
+      return runtime<gpu::Family::rdna4, 64 << 10>;
+    case gpu::Family::gfx1250:
+      return runtime<gpu::Family::gfx1250, 320 << 10>;
   }
   return runtime<gpu::Family::sm80, 163 << 10>;
 }

@@ -103,8 +103,7 @@ gpu::GpuIdentity HipApi::identify(const Driver& driver, int device) {
     identity.matrix_rate = known->matrix_rate;
     identity.memory_gigabytes_per_second = known->memory_gigabytes_per_second;
   } else {
-    identity.refusal = core::concat("the GPU must be one of ", gpu::architecture_names(DeviceType::hip), " (got ",
-                                    identity.architecture, ")");
+    identity.refusal = gpu::unknown_gpu(identity.architecture);
   }
   return identity;
 }
@@ -116,9 +115,11 @@ const gpu::Runtime& hip_runtime(int index) { return gpu::required_gpu<HipApi>(in
 std::span<const core::Implementation* const> hip_implementations() {
   static const portable::FamilyRows cdna("hip.cdna", gpu::Family::cdna, hip_runtime);
   static const portable::FamilyRows rdna("hip.rdna", gpu::Family::rdna, hip_runtime);
+  static const portable::FamilyRows rdna4("hip.rdna4", gpu::Family::rdna4, hip_runtime);
+  static const portable::FamilyRows gfx1250("hip.gfx1250", gpu::Family::gfx1250, hip_runtime);
   static const std::vector<const core::Implementation*> table = [] {
     std::vector<const core::Implementation*> rows;
-    for (const portable::FamilyRows* family : {&cdna, &rdna}) family->append_to(rows);
+    for (const portable::FamilyRows* family : {&cdna, &rdna, &rdna4, &gfx1250}) family->append_to(rows);
     return rows;
   }();
   return table;

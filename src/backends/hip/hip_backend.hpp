@@ -9,7 +9,7 @@
 
 namespace tilewise::backends {
 
-/// "hip.cdna" and "hip.rdna".
+/// "hip.cdna", "hip.rdna", "hip.rdna4" and "hip.gfx1250".
 [[nodiscard]] std::span<const core::Implementation* const> hip_implementations();
 [[nodiscard]] const core::DeviceSystem& hip_system();
 /// The device of that index, opened on first use. Throws Error(runtime) where there is none.

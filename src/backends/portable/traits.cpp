@@ -20,7 +20,10 @@ Sustained sustained(gpu::Family family) {
     case gpu::Family::cdna:
       return {0.5, 12.0};
     case gpu::Family::rdna:
+    case gpu::Family::rdna4:
       return {0.5, 20.0};
+    case gpu::Family::gfx1250:
+      return {0.5, 12.0};
   }
   return {0.5, 10.0};
 }

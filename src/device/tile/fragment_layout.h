@@ -35,7 +35,17 @@ struct CdnaFragmentLayout {
   TILEWISE_INLINE static constexpr int slot(int) { return 0; }
 };
 
-/// Accumulator of v_wmma_f32_16x16x16 in 32 lanes, seen transposed: one row, every second column.
+/// Accumulator of gfx12's v_wmma_f32_16x16x16 and gfx1250's v_wmma_f32_16x16x32, seen transposed: one row, 8 adjacent
+/// columns.
+struct Rdna4FragmentLayout {
+  static constexpr int kLanes = 32, kRows = 16, kCols = 16, kRegisters = 8;
+  TILEWISE_INLINE static constexpr Place place(int lane, int i) { return {lane % 16, 8 * (lane / 16) + i}; }
+  static constexpr int kRowMask = 16;
+  static constexpr int kRowSlots = 1;
+  TILEWISE_INLINE static constexpr int slot(int) { return 0; }
+};
+
+/// Accumulator of gfx11's v_wmma_f32_16x16x16 in 32 lanes, seen transposed: one row, every second column.
 struct RdnaFragmentLayout {
   static constexpr int kLanes = 32, kRows = 16, kCols = 16, kRegisters = 8;
   TILEWISE_INLINE static constexpr Place place(int lane, int i) { return {lane % 16, 2 * i + lane / 16}; }

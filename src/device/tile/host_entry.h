@@ -8,7 +8,7 @@ namespace tilewise::device {
 
 /// Matrix instructions, each with its own register layout. K of MFMA is 16: one instruction on
 /// gfx950, two on older ones.
-enum class HostMatrix : int32_t { kMmaM16N8K16, kMfma32x32x16, kWmma16x16x16 };
+enum class HostMatrix : int32_t { kMmaM16N8K16, kMfma32x32x16, kWmma16x16x16, kWmma16x16x16Halves, kWmma16x16x32 };
 
 /// A warp's share of a product that runs beside its lanes (wgmma): 16 rows of its warpgroup's 64.
 struct HostProduct {

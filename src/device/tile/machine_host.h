@@ -1,4 +1,4 @@
-// The machines of the emulation: what machine_sm80.h, machine_cdna.h and machine_rdna.h offer, as calls
+// The machines of the emulation: what machine_sm80.h and AMD's machine_*.h offer, as calls
 // to the emulator that runs the lane. Ops and kernel bodies above them are the device's own.
 #pragma once
 
@@ -187,6 +187,20 @@ struct HostRdnaMachine : HostAmdMachine<32> {
                          reinterpret_cast<const uint32_t*>(&b));
   }
 };
+
+/// Stand in for Rdna4Machine and Gfx1250Machine.
+template <int kSteps_, int kRoomyDims_>
+struct HostHalvesMachine : HostAmdMachine<32> {
+  static constexpr int kSteps = kSteps_, kRoomyDims = kRoomyDims_;
+  template <int kElement>
+  TILEWISE_INLINE static void mma_16x16(RdnaAccumulator& d, const Rdna4Steps<kSteps>& a, const Rdna4Steps<kSteps>& b) {
+    constexpr HostMatrix kMatrix = kSteps == 1 ? HostMatrix::kWmma16x16x16Halves : HostMatrix::kWmma16x16x32;
+    host_block->multiply(kMatrix, kElement, &d[0], reinterpret_cast<const uint32_t*>(&a),
+                         reinterpret_cast<const uint32_t*>(&b));
+  }
+};
+struct HostRdna4Machine : HostHalvesMachine<1, 192> {};
+struct HostGfx1250Machine : HostHalvesMachine<2, 1024> {};
 
 /// The entry of a stub, which runs one lane of a kernel.
 template <class Kernel, class Machine>

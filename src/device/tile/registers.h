@@ -61,6 +61,14 @@ struct RdnaAccumulator {
 /// the lanes.
 typedef uint32_t RdnaOperand __attribute__((vector_size(32)));
 
+/// Eight 16-bit elements of one row: of 16 of the contraction, those that a half of the lanes has. An instruction takes
+/// one step or several.
+typedef uint32_t Rdna4Operand __attribute__((vector_size(16)));
+template <int kSteps>
+struct Rdna4Steps {
+  Rdna4Operand step[kSteps];
+};
+
 #endif
 
 }  // namespace tilewise::device

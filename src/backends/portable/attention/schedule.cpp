@@ -130,11 +130,20 @@ void shape_forward(device::ForwardConfig& c, const Problem& p, const DeviceTrait
       c.rows_in_registers = 1;
       c.block_n = dim <= 128 && c.waves > 1 ? 64 : 32;
       break;
-    case Family::rdna:
-      // 32 rows a wave halve the reads of shared memory; beyond head_dim 64, or with more to do for a
-      // score, they don't fit the registers, nor do 16 rows' own operand beyond 128.
+    case Family::gfx1250:
+      // Of its 1,024 registers a lane these take up to 500.
       c.waves = rows <= 16 ? 1 : 4;
-      c.rows_per_wave = dim <= 64 && rows > 64 && !is_featured(c) ? 32 : 16;
+      c.rows_per_wave = rows > 64 ? 32 : 16;
+      c.rows_in_registers = 1;
+      c.block_n = dim <= 128 ? 64 : 32;
+      break;
+    case Family::rdna:
+    case Family::rdna4:
+      // 32 rows a wave halve the reads of shared memory; beyond head_dim 64 (RDNA4, whose operands take half the
+      // registers: 128), or with more to do for a score, they don't fit the registers, nor do 16 rows' own operand
+      // beyond 128.
+      c.waves = rows <= 16 ? 1 : 4;
+      c.rows_per_wave = dim <= (traits.family == Family::rdna ? 64 : 128) && rows > 64 && !is_featured(c) ? 32 : 16;
       c.rows_in_registers = dim <= 128;
       c.block_n = 32;
       if (c.waves == 1) shape_lone_rdna_wave(c, p.batch_invariant);
@@ -174,7 +183,8 @@ void pad_for_parts(device::BwdConfig& c) {
 /// Whether accumulators of dk and dv together would pass a lane's registers: then one kernel after the
 /// other, dk's being the larger one.
 bool adds_up_apart(const ScoreConfig& c, Family family) {
-  return c.head_dim + c.head_dim_v > (family == Family::rdna && is_featured(c) ? 128 : 256);
+  return c.head_dim + c.head_dim_v >
+         ((family == Family::rdna || family == Family::rdna4) && is_featured(c) ? 128 : 256);
 }
 
 /// Reduces a configuration step by step until a block fits, or can't get smaller: first what is streamed at a time.
@@ -316,7 +326,8 @@ device::BwdDkdvConfig bwd_dkdv_config(const Problem& p, const DeviceTraits& trai
       c.block_m = dim <= 64 ? 32 : 64;
     }
   }
-  if (traits.family == Family::rdna && (dim > 64 || is_featured(c))) c.block_m = 16;
+  const bool has_few_registers = traits.family == Family::rdna || traits.family == Family::rdna4;
+  if (has_few_registers && (dim > 64 || is_featured(c))) c.block_m = 16;
   c.wants_dv = !adds_up_apart(c, traits.family);
   shrink_to_fit<BwdDkdv>(c, &device::BwdDkdvConfig::block_m, traits);
   return c;

@@ -25,7 +25,9 @@ template <typename Config>
 std::int32_t passing(const Config& c, Family family) {
   return c.rows_in_registers && family == Family::sm80 ? 1 : 0;
 }
-std::int32_t leaving(Family family) { return family == Family::cdna ? 0 : 1; }
+std::int32_t leaving(Family family) {
+  return family == Family::sm80 || family == Family::rdna ? 1 : 0;  // lanes of the others hold adjacent columns
+}
 
 /// log-sum-exp and delta of a tile's queries.
 std::int32_t statistics(std::int32_t queries) { return 2 * kFloat * queries; }

@@ -78,7 +78,8 @@ void shape_fp8(device::KvCacheForwardConfig& c, const DeviceTraits& traits, std:
   if (is_sm80 && !c.keeps_bytes && c.head_dim + c.head_dim_v > 128 && crowded) c.block_n = 32;
   // Options, and scales of tokens, pass the registers of 32 rows (80 bytes spilled at head_dim 128 on sm_90a, 12 and 36
   // at 64 on gfx1100).
-  const bool is_rdna = traits.family == gpu::Family::rdna, has_token_scales = c.scales == device::kTokenScales;
+  const bool is_rdna = traits.family == gpu::Family::rdna || traits.family == gpu::Family::rdna4,
+             has_token_scales = c.scales == device::kTokenScales;
   if (c.rows_per_wave > 16 && ((is_sm80 && (!c.plain_scale || has_token_scales)) || (is_rdna && has_token_scales))) {
     c.rows_per_wave = 16, c.waves = 8;
   }
@@ -119,7 +120,7 @@ device::KvCacheForwardConfig shaped_forward(const KvCacheProblem& p, const Probl
   c.vector_tables = has_vector_tables(p);
   const std::int64_t rows = attention.seqlen_q * (c.pack_gqa ? group_of(part) : 1);
   if (is_fp8(p)) shape_fp8(c, traits, rows, p.batch_invariant);
-  if (is_paged(p) && traits.family == gpu::Family::rdna) shape_rdna_pages(c);
+  if (is_paged(p) && (traits.family == gpu::Family::rdna || traits.family == gpu::Family::rdna4)) shape_rdna_pages(c);
   while (!fits<KvCacheForward>(c, traits) && (c.block_n > 32 || c.waves > 1 || c.stages > 1)) {
     (c.block_n > 32 ? c.block_n : c.waves > 1 ? c.waves : c.stages) /= 2;
   }

@@ -40,7 +40,7 @@ device::GateLayout layout_of(MoeGate gate) {
 
 /// Halves of a wave's columns, which are gates and ups, must be whole instructions.
 void set_halves(ProductConfig& c, const DeviceTraits& traits) {
-  const std::int32_t least = traits.family == gpu::Family::cdna ? 64 : traits.family == gpu::Family::rdna ? 32 : 16;
+  const std::int32_t least = traits.family == gpu::Family::cdna ? 64 : gpu::has_wmma(traits.family) ? 32 : 16;
   if (c.in_f32()) {
     c.waves_n = 2;
     if (c.block_m == 32) {

@@ -78,7 +78,7 @@ std::int32_t has_vectors(const OperandConfig& o, bool unaligned, std::int64_t le
 }
 
 void set_tiles(ProductConfig& c, std::int64_t rows, const DeviceTraits& traits) {
-  const bool cdna = traits.family == gpu::Family::cdna, rdna = traits.family == gpu::Family::rdna;
+  const bool cdna = traits.family == gpu::Family::cdna, rdna = gpu::has_wmma(traits.family);
   const bool scaled = c.scaled_depth() != 0;
   const bool turned = c.a.transposed != 0 && c.b.transposed != 0;
   c.waves = 4;

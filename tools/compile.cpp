@@ -22,6 +22,7 @@
 #include "jit/kernel_cache.hpp"
 #include "launch_json.hpp"
 #include "option_checks.hpp"
+#include "target.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::tools {
@@ -35,81 +36,47 @@ struct CompileOptions {
   int multiprocessors = 0;
 };
 
-/// A row of the dispatch table that compiles ahead of time.
-struct Row {
-  const core::Implementation* implementation;
-  const gpu::AheadOfTime* kernels;
-};
-
-/// The row that serves the problem's operation on the architecture: the first, or the one of that name. Throws Error
-/// where there is none.
-Row find_row(const AnyProblem& problem, const gpu::Architecture& architecture, const std::string& name) {
-  const core::DeviceDescription device = gpu::describe(architecture);
-  std::vector<std::string_view> names;
-  for (const core::Implementation* row : core::implementation_table()) {
-    const auto* kernels = dynamic_cast<const gpu::AheadOfTime*>(row);
-    if (kernels == nullptr || &row->operation() != &problem.operation()) continue;
-    if (row->device() != device.device.type || !gpu::has_family(device, kernels->family())) continue;
-    if (name.empty() || name == row->name()) return {row, kernels};
-    names.push_back(row->name());
-  }
-  core::invalid_argument("implementation: must be one of those for ", architecture.name, ": ", core::listed(names),
-                         core::did_you_mean(name, names), " (got ", core::quoted(name), ")");
-}
-
 std::vector<ProblemText> problems_of(const CompileOptions& options) {
   std::vector<ProblemText> texts = given_problems(options.words, options.problems_file);
   if (texts.empty()) core::invalid_argument("PROBLEM: must be given with --problem or --problems (got none)");
   return texts;
 }
 
-bool names_device(const std::string& text) {
-  return text.starts_with("device=") || text.find(" device=") != std::string::npos ||
-         text.find("\tdevice=") != std::string::npos;
-}
-
-/// The device follows from the target where the text leaves it out.
-AnyProblem read_problem(const std::string& text, const gpu::Architecture& architecture) {
-  const std::string_view device = to_string(gpu::device_of(architecture));
-  AnyProblem problem = parse_problem(names_device(text) ? text : core::concat(text, " device=", device));
-  if (problem.device() != gpu::device_of(architecture)) {
-    core::invalid_argument("device: must be ", device, " for ", architecture.name, " (got ",
-                           to_string(problem.device()), ")");
+/// Those of a walk that the device has the instructions for, and why each refuses the problem.
+[[noreturn]] void refuse(const AnyProblem& problem, const core::Selection& walk,
+                         const core::DeviceDescription& device) {
+  std::vector<const core::Candidate*> asked;
+  for (const core::Candidate& candidate : walk.candidates) {
+    const auto* kernels = dynamic_cast<const gpu::AheadOfTime*>(candidate.implementation);
+    const bool serves = kernels != nullptr && candidate.implementation->device() == device.device.type;
+    if (serves && gpu::has_family(device, kernels->family())) asked.push_back(&candidate);
   }
-  return problem;
-}
-
-LoweredProblem lower_problem(const AnyProblem& problem, const Row& row, const core::DeviceDescription& device) {
-  const core::Implementation& implementation = *row.implementation;
-  const core::OperationInterface& operation = problem.operation();
-  const core::FeatureBits missing = operation.required_features(problem.value()) & ~implementation.supported_features();
-  const core::Verdict verdict =
-      missing == 0 ? implementation.judge_problem(problem, device)
-                   : core::Verdict::refuse(
-                         core::concat("does not support ", core::features_text(missing, operation.feature_names())));
-  if (!verdict.accepted()) {
-    throw Error(ErrorCode::unsupported, core::concat(implementation.name(), " refuses ", to_string(problem), " on ",
-                                                     device.architecture, ": ", verdict.reason));
+  std::string message;
+  for (const core::Candidate* candidate : asked) {
+    core::append(message,
+                 core::concat(message.empty() ? "" : "\n", candidate->implementation->name(), " refuses ",
+                              to_string(problem), " on ", device.architecture, ": ", candidate->verdict.reason));
   }
-  return {problem, dynamic_cast<const gpu::LoweredKernel&>(*verdict.kernel).lowering(),
-          row.kernels->contiguous_call(problem)};
+  throw Error(ErrorCode::unsupported, message);
 }
 
-/// What is asked for, lowered, and the implementation that serves it.
-struct Lowered {
-  std::string_view implementation;
-  std::vector<LoweredProblem> problems;
-};
+/// The problem with what dispatch would take for it on the device.
+LoweredProblem lower_problem(const AnyProblem& problem, const core::DeviceDescription& device,
+                             const std::string& implementation) {
+  const core::Selection walk = select_for(problem, device, implementation);
+  if (walk.chosen < 0) refuse(problem, walk, device);
+  const core::Candidate& chosen = walk.candidates[static_cast<std::size_t>(walk.chosen)];
+  return {problem, chosen.implementation->name(),
+          dynamic_cast<const gpu::LoweredKernel&>(*chosen.verdict.kernel).lowering(),
+          dynamic_cast<const gpu::AheadOfTime&>(*chosen.implementation).contiguous_call(problem)};
+}
 
-Lowered lower_problems(const CompileOptions& options, const gpu::Architecture& architecture,
-                       const core::DeviceDescription& device) {
-  Lowered lowered;
+std::vector<LoweredProblem> lower_problems(const CompileOptions& options, const gpu::Architecture& architecture,
+                                           const core::DeviceDescription& device) {
+  std::vector<LoweredProblem> lowered;
   for (const ProblemText& given : problems_of(options)) {
     try {
-      const AnyProblem problem = read_problem(given.text, architecture);
-      const Row row = find_row(problem, architecture, options.implementation);
-      lowered.implementation = row.implementation->name();
-      lowered.problems.push_back(lower_problem(problem, row, device));
+      lowered.push_back(lower_problem(read_problem(given.text, architecture), device, options.implementation));
     } catch (const Error& error) {
       throw Error(error.code(), given.place + error.what());
     }
@@ -159,8 +126,19 @@ void write_bundle_file(const std::string& path, std::span<const gpu::KernelBuild
   jit::write_bundle(path, entries);
 }
 
-void print_table(std::span<const NamedKernel> kernels) {
-  Table table({"kernel", ">threads", ">registers", ">shared", ">spilled", ">scratch", ">seconds"});
+/// "cuda.hopper": those whose problems launch the kernel.
+std::string implementations_of(const gpu::KernelBuild& build, std::span<const LoweredProblem> problems) {
+  std::vector<std::string_view> names;
+  for (const LoweredProblem& problem : problems) {
+    const std::vector<const gpu::Launch*> launches = problem.lowering.launches();
+    if (std::ranges::find(launches, build.key, &gpu::Launch::key) == launches.end()) continue;
+    if (std::ranges::find(names, problem.implementation) == names.end()) names.push_back(problem.implementation);
+  }
+  return core::listed(names);
+}
+
+void print_table(std::span<const NamedKernel> kernels, std::span<const LoweredProblem> problems) {
+  Table table({"kernel", "implementation", ">threads", ">registers", ">shared", ">spilled", ">scratch", ">seconds"});
   for (const NamedKernel& kernel : kernels) {
     const jit::CompiledKernel& compiled = *kernel.build->compiled;
     const jit::KernelResources& used = compiled.resources;
@@ -168,8 +146,9 @@ void print_table(std::span<const NamedKernel> kernels) {
     if (used.accumulation_registers > 0) registers += "+" + std::to_string(used.accumulation_registers);
     const std::uint32_t shared =
         static_cast<std::uint32_t>(used.static_shared_bytes) + kernel.build->key.dynamic_shared_bytes();
-    table.add_row({kernel.file, std::to_string(used.max_threads), registers, std::to_string(shared),
-                   std::to_string(used.spill_bytes), std::to_string(used.scratch_bytes),
+    table.add_row({kernel.file, implementations_of(*kernel.build, problems), std::to_string(used.max_threads),
+                   registers, std::to_string(shared), std::to_string(used.spill_bytes),
+                   std::to_string(used.scratch_bytes),
                    compiled.compile_seconds > 0 ? format_number(compiled.compile_seconds) : "kept"});
   }
   table.print(std::cout);
@@ -195,17 +174,17 @@ void compile_problems(const CompileOptions& options) {
   check_that_cache_keeps();
   const gpu::Architecture& architecture = gpu::named_architecture(options.target);
   const jit::Target target = jit::parse_target(architecture.name);
-  core::DeviceDescription device = gpu::describe(architecture);
-  if (options.multiprocessors > 0) device.multiprocessors = options.multiprocessors;
-  const auto [implementation, problems] = lower_problems(options, architecture, device);
+  const core::DeviceDescription device = described_target(architecture, options.multiprocessors);
+  const std::vector<LoweredProblem> problems = lower_problems(options, architecture, device);
   const std::vector<gpu::KernelBuild> builds = compile_kernels(problems, target);
   const std::vector<NamedKernel> kernels = name_kernels(builds);
   if (!options.folder.empty()) {
-    write_folder(options.folder, kernels, launch_json(implementation, device, kernels, problems));
+    write_folder(options.folder, kernels, launch_json(device, kernels, problems));
   }
   if (!options.bundle.empty()) write_bundle_file(options.bundle, builds);
 
-  if (!kernels.empty()) print_table(kernels), print_losses(kernels);
+  if (!kernels.empty()) print_table(kernels, problems), print_losses(kernels);
+  std::cout << note_on(architecture);
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
   std::cout << counted(kernels.size(), "kernel") << " of " << counted(problems.size(), "problem") << " for "
             << jit::to_string(target) << " in " << format_seconds(passed.count());
@@ -228,7 +207,7 @@ void add_compile(CLI::App& program) {
       ->type_name("FILE");
   command
       .add_option("--implementation", options->implementation,
-                  "use this one, e.g. cuda.sm80 (default: the first that the target has)")
+                  "use this one, e.g. cuda.sm80 (default: what a call on the target would take)")
       ->type_name("NAME");
   with_check(
       command.add_option("--out", options->folder, "write each kernel's code object and launch.json into this folder"),

@@ -2,7 +2,10 @@
 #include "launch_json.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <map>
+#include <stdexcept>
 
 #include "core/message.hpp"
 #include "tilewise/plan.hpp"
@@ -12,14 +15,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using gpu::Launch, gpu::ParameterField;
-
-Json parameters_json(const gpu::KernelBody& body) {
-  Json fields = Json::array();
-  for (const ParameterField& field : body.fields()) {
-    fields.push_back({{"name", field.name}, {"type", field.type}, {"offset", field.offset}, {"size", field.size}});
-  }
-  return {{"size", body.params_bytes}, {"fields", fields}};
-}
 
 Json kernel_json(const NamedKernel& kernel) {
   const gpu::KernelBuild& build = *kernel.build;
@@ -36,10 +31,20 @@ Json kernel_json(const NamedKernel& kernel) {
           {"source", build.source.stub}};
 }
 
-/// The values of a block's fields, without pointers.
-Json values_json(const gpu::KernelBody& body, const std::byte* block) {
+using Places = std::vector<gpu::TensorMapParameter>;
+
+/// Whether the driver encodes a tensor map over the field.
+bool is_encoded(const ParameterField& field, const Places& maps) {
+  return std::ranges::any_of(maps, [&field](const gpu::TensorMapParameter& map) {
+    return field.offset >= map.param_offset && field.offset < map.param_offset + gpu::kTensorMapBytes;
+  });
+}
+
+/// The values of a block's fields, without pointers and tensor maps.
+Json values_json(const std::vector<ParameterField>& fields, const Places& maps, const std::byte* block) {
   Json values = Json::object();
-  for (const ParameterField& field : body.fields()) {
+  for (const ParameterField& field : fields) {
+    if (is_encoded(field, maps)) continue;
     const auto add = [&](const auto& value) {
       if constexpr (!std::is_same_v<std::decay_t<decltype(value)>, std::monostate>) values[field.name] = value;
     };
@@ -48,19 +53,37 @@ Json values_json(const gpu::KernelBody& body, const std::byte* block) {
   return values;
 }
 
-/// What the block's pointers point to: tensors by name, and places in the workspace. Both from the one table.
-Json pointers_json(const gpu::Lowering& lowering, const gpu::KernelBody& body, const std::byte* block) {
-  const std::vector<ParameterField> fields = body.fields();
+/// What the block's pointers point to: tensors by name, and places in the workspace. Those in neither list are null.
+Json pointers_json(const std::vector<ParameterField>& fields, const gpu::StandIns& stand_ins, const std::byte* block) {
   Json tensors = Json::object(), workspace = Json::object();
-  body.for_each_pointer(block, [&](const gpu::Region& region, std::size_t offset) {
-    const std::string& field = std::ranges::find(fields, offset, &ParameterField::offset)->name;
-    if (!region.workspace) {
-      tensors[field] = region.name;
-    } else if (region.bytes() > 0) {
-      workspace[field] = lowering.part(region.name)->offset;
-    }
-  });
+  for (const ParameterField& field : fields) {
+    if (!field.is_pointer()) continue;
+    const void* address = nullptr;
+    std::memcpy(&address, block + field.offset, sizeof address);
+    const gpu::StandIns::Place place = stand_ins.find(address);
+    if (place.workspace) workspace[field.name] = place.offset;
+    if (place.tensor == nullptr) continue;
+    if (place.offset != 0) throw std::logic_error(core::concat(field.name, ": points into ", *place.tensor));
+    tensors[field.name] = *place.tensor;
+  }
   return {{"tensors", tensors}, {"workspace", workspace}};
+}
+
+Json map_json(const gpu::TensorMapParameter& parameter, const gpu::DescribedCall& call) {
+  const gpu::TensorMap map = gpu::bound_map(parameter, call.params.get(), gpu::StandIns::workspace());
+  const gpu::StandIns::Place place = call.tensors.find(map.address);
+  constexpr std::array<int, 4> kSwizzleBytes{0, 32, 64, 128};
+  const auto rank = static_cast<std::ptrdiff_t>(map.rank);
+  Json json{{"offset", parameter.param_offset}};
+  json["tensor"] = place.tensor == nullptr ? Json() : Json(*place.tensor);
+  json["workspace"] = place.workspace ? Json(place.offset) : Json();
+  json["byte_offset"] = place.tensor == nullptr ? 0 : place.offset;
+  json["dtype"] = to_string(map.dtype);
+  json["dims"] = std::vector(map.dims.begin(), map.dims.begin() + rank);
+  json["stride_bytes"] = std::vector(map.strides.begin(), map.strides.begin() + rank - 1);
+  json["box"] = std::vector(map.box.begin(), map.box.begin() + rank);
+  json["swizzle_bytes"] = kSwizzleBytes.at(static_cast<std::size_t>(map.swizzle));
+  return json;
 }
 
 const NamedKernel& kernel_of(const Launch& launch, std::span<const NamedKernel> kernels) {
@@ -70,18 +93,15 @@ const NamedKernel& kernel_of(const Launch& launch, std::span<const NamedKernel> 
 Json extent_json(const gpu::Extent3& extent) { return {extent.x, extent.y, extent.z}; }
 
 Json launch_entry(const Launch& launch, const LoweredProblem& problem, std::span<const NamedKernel> kernels) {
-  alignas(64) std::byte block[gpu::kMostParameterBytes];
-  gpu::fill_params(launch, problem.contiguous_call.get(), nullptr, block);
   const NamedKernel& kernel = kernel_of(launch, kernels);
-  const gpu::KernelBody& body = *launch.key.body;
-  return {{"file", kernel.file},
-          {"symbol", kernel.build->source.symbol},
-          {"grid", extent_json(launch.grid)},
-          {"cluster", extent_json(launch.cluster)},
-          {"block", {launch.threads(), 1, 1}},
-          {"dynamic_shared_bytes", launch.key.dynamic_shared_bytes()},
-          {"values_of_contiguous_tensors", values_json(body, block)},
-          {"pointers", pointers_json(problem.lowering, body, block)}};
+  Json entry{{"file", kernel.file},
+             {"symbol", kernel.build->source.symbol},
+             {"grid", extent_json(launch.grid)},
+             {"cluster", extent_json(launch.cluster)},
+             {"block", {launch.threads(), 1, 1}},
+             {"dynamic_shared_bytes", launch.key.dynamic_shared_bytes()}};
+  entry.update(bound_json(launch, problem.contiguous_call));
+  return entry;
 }
 
 Json problem_json(const LoweredProblem& problem, std::span<const NamedKernel> kernels) {
@@ -98,6 +118,7 @@ Json problem_json(const LoweredProblem& problem, std::span<const NamedKernel> ke
     parts.push_back({{"name", part.name}, {"offset", part.offset}, {"bytes", part.bytes}});
   }
   return {{"problem", to_string(problem.problem)},
+          {"implementation", problem.implementation},
           {"schedule", problem.lowering.schedule},
           {"workspace",
            {{"size", problem.lowering.workspace_bytes}, {"alignment", gpu::kWorkspaceAlignment}, {"parts", parts}}},
@@ -105,6 +126,25 @@ Json problem_json(const LoweredProblem& problem, std::span<const NamedKernel> ke
 }
 
 }  // namespace
+
+Json parameters_json(const gpu::KernelBody& body) {
+  Json fields = Json::array();
+  for (const ParameterField& field : body.fields()) {
+    fields.push_back({{"name", field.name}, {"type", field.type}, {"offset", field.offset}, {"size", field.size}});
+  }
+  return {{"size", body.params_bytes}, {"fields", fields}};
+}
+
+Json bound_json(const Launch& launch, const gpu::DescribedCall& call) {
+  alignas(64) std::byte block[gpu::kMostParameterBytes];
+  gpu::fill_params(launch, call.params.get(), gpu::StandIns::workspace(), block);
+  const std::vector<ParameterField> fields = launch.key.body->fields();
+  Json maps = Json::array();
+  for (const gpu::TensorMapParameter& map : launch.tensor_maps) maps.push_back(map_json(map, call));
+  return {{"values_of_contiguous_tensors", values_json(fields, launch.tensor_maps, block)},
+          {"pointers", pointers_json(fields, call.tensors, block)},
+          {"tensor_maps", std::move(maps)}};
+}
 
 std::vector<NamedKernel> name_kernels(std::span<const gpu::KernelBuild> builds) {
   std::map<std::string, int> counts;
@@ -118,9 +158,9 @@ std::vector<NamedKernel> name_kernels(std::span<const gpu::KernelBuild> builds) 
   return kernels;
 }
 
-Json launch_json(std::string_view implementation, const core::DeviceDescription& device,
-                 std::span<const NamedKernel> kernels, std::span<const LoweredProblem> problems) {
-  Json report{{"version", version()}, {"target", device.architecture}, {"implementation", implementation}};
+Json launch_json(const core::DeviceDescription& device, std::span<const NamedKernel> kernels,
+                 std::span<const LoweredProblem> problems) {
+  Json report{{"version", version()}, {"target", device.architecture}};
   report["device"] = {{"multiprocessors", device.multiprocessors}, {"shared_bytes_a_block", device.shared_bytes}};
   report["kernels"] = Json::array();
   for (const NamedKernel& kernel : kernels) report["kernels"].push_back(kernel_json(kernel));

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -10,15 +9,18 @@
 
 #include "core/device_description.hpp"
 #include "gpu/compile_ahead.hpp"
+#include "gpu/stand_ins.hpp"
 #include "tilewise/any_problem.hpp"
 
 namespace tilewise::tools {
 
-/// A problem, the steps it takes, and the parameters of a call on contiguous tensors (gpu::AheadOfTime).
+/// A problem, the implementation that takes it and in which steps, and a call on contiguous tensors
+/// (gpu::AheadOfTime).
 struct LoweredProblem {
   AnyProblem problem;
+  std::string_view implementation;
   gpu::Lowering lowering;
-  std::shared_ptr<const void> contiguous_call;
+  gpu::DescribedCall contiguous_call;
 };
 
 /// A compiled kernel under the name of its file, such as "forward.cubin".
@@ -30,8 +32,13 @@ struct NamedKernel {
 /// Names for kernels in the order of their first launch: forward, bwd_dkdv, bwd_dkdv_2, ...
 [[nodiscard]] std::vector<NamedKernel> name_kernels(std::span<const gpu::KernelBuild> builds);
 
-[[nodiscard]] nlohmann::ordered_json launch_json(std::string_view implementation, const core::DeviceDescription& device,
+[[nodiscard]] nlohmann::ordered_json launch_json(const core::DeviceDescription& device,
                                                  std::span<const NamedKernel> kernels,
                                                  std::span<const LoweredProblem> problems);
+
+/// Of a launch what the call decides: the block's values, what its pointers point to, and its tensor maps.
+[[nodiscard]] nlohmann::ordered_json bound_json(const gpu::Launch& launch, const gpu::DescribedCall& call);
+/// The fields of a kernel's parameter block.
+[[nodiscard]] nlohmann::ordered_json parameters_json(const gpu::KernelBody& body);
 
 }  // namespace tilewise::tools

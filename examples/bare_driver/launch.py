@@ -20,6 +20,28 @@ import numpy as np
 
 FORMATS = {"int32_t": "i", "uint32_t": "I", "int64_t": "q", "uint64_t": "Q", "float": "f"}
 MAX_DYNAMIC_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+MAP_TYPES = {"bf16": 9, "f16": 6, "f32": 7}  # CUtensorMapDataType; others are bytes, 0
+MAP_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
+PROMOTE_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: a number, and its value from byte 8 on, of 64 bytes."""
+
+    _fields_ = (("number", ctypes.c_int), ("unused", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_uint * 7),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
 
 
 class Driver:
@@ -78,10 +100,37 @@ class Driver:
     def launch(self, function: ctypes.c_void_p, launch: dict[str, Any], block: bytes) -> None:
         parameter = ctypes.create_string_buffer(block, len(block))
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(parameter))
-        name = "hipModuleLaunchKernel" if self.hip else "cuLaunchKernel"
         sizes = [*launch["grid"], *launch["block"], launch["dynamic_shared_bytes"]]
-        self.call(name, function, *map(ctypes.c_uint, sizes), None, parameters, None)
+        if launch["cluster"] == [1, 1, 1]:
+            name = "hipModuleLaunchKernel" if self.hip else "cuLaunchKernel"
+            self.call(name, function, *map(ctypes.c_uint, sizes), None, parameters, None)
+        else:
+            attribute = LaunchAttribute(CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(*launch["cluster"]))
+            config = LaunchConfig((ctypes.c_uint * 7)(*sizes), None, ctypes.pointer(attribute), 1)
+            self.call("cuLaunchKernelEx", ctypes.byref(config), function, parameters, None)
         self.call("hipStreamSynchronize" if self.hip else "cuStreamSynchronize", None)
+
+    def encode(self, tensor_map: dict[str, Any], address: int) -> bytes:
+        """A tensor map's bytes, which stand in the parameter block."""
+        dims, rank = tensor_map["dims"], len(tensor_map["dims"])
+        room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+        past = -ctypes.addressof(room) % MAP_ALIGNMENT
+        self.call(
+            "cuTensorMapEncodeTiled",
+            ctypes.c_void_p(ctypes.addressof(room) + past),
+            MAP_TYPES.get(tensor_map["dtype"], 0),
+            ctypes.c_uint(rank),
+            ctypes.c_void_p(address),
+            (ctypes.c_uint64 * rank)(*dims),
+            (ctypes.c_uint64 * (rank - 1))(*tensor_map["stride_bytes"]),
+            (ctypes.c_uint * rank)(*tensor_map["box"]),
+            (ctypes.c_uint * rank)(*[1] * rank),  # every element
+            0,  # not interleaved
+            MAP_SWIZZLES[tensor_map["swizzle_bytes"]],
+            PROMOTE_256,
+            0,  # what is outside reads as zeros
+        )
+        return room.raw[past : past + MAP_BYTES]
 
 
 def pack(parameters: dict[str, Any], values: dict[str, Any]) -> bytes:
@@ -141,10 +190,18 @@ def run_steps(driver: Driver, folder: Path, report: dict[str, Any], addresses: d
             driver.clear(workspace + step["offset"], step["bytes"])
             continue
         values = dict(step["values_of_contiguous_tensors"])
-        values |= {field: addresses.get(name, 0) for field, name in step["pointers"]["tensors"].items()}
+        values |= {field: addresses[name] for field, name in step["pointers"]["tensors"].items()}
         values |= {field: workspace + offset for field, offset in step["pointers"]["workspace"].items()}
+        block = bytearray(pack(kernels[step["file"]]["parameters"], values))
+        for tensor_map in step["tensor_maps"]:
+            if tensor_map["tensor"] is None:
+                address = workspace + tensor_map["workspace"]
+            else:
+                address = addresses[tensor_map["tensor"]] + tensor_map["byte_offset"]
+            offset = tensor_map["offset"]
+            block[offset : offset + MAP_BYTES] = driver.encode(tensor_map, address)
         function = driver.load(folder / step["file"], step["symbol"], step["dynamic_shared_bytes"])
-        driver.launch(function, step, pack(kernels[step["file"]]["parameters"], values))
+        driver.launch(function, step, bytes(block))
     return sum("file" in step for step in problem["steps"])
 
 

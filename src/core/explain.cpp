@@ -1,10 +1,11 @@
 // The printable walk of the implementation table.
+#include "core/explain.hpp"
+
 #include <algorithm>
 #include <array>
 
 #include "core/device.hpp"
 #include "core/duration.hpp"
-#include "core/select.hpp"
 
 namespace tilewise {
 namespace {
@@ -18,20 +19,24 @@ void pad(std::string& text, const std::string& cell, std::size_t width) {
 
 }  // namespace
 
-Explanation explain(const AnyProblem& problem, const SelectOptions& options) {
+Explanation core::explain_for(const AnyProblem& problem, const SelectOptions& options, const DeviceDescription& device,
+                              Whereabouts whereabouts) {
   validate(problem);
   Explanation explanation{problem.operation().canonical(problem.value()), {}};
-  const core::Selection selection =
-      core::select(explanation.problem, core::overrides_of(options),
-                   core::describe_device(explanation.problem.device()), core::implementation_table());
-  for (const core::Candidate& candidate : selection.candidates) {
-    const core::Verdict& verdict = candidate.verdict;
+  const Selection selection =
+      select(explanation.problem, overrides_of(options), device, implementation_table(), whereabouts);
+  for (const Candidate& candidate : selection.candidates) {
+    const Verdict& verdict = candidate.verdict;
     const bool chosen = static_cast<int>(explanation.rows.size()) == selection.chosen;
     explanation.rows.push_back({std::string(candidate.implementation->name()), verdict.accepted(), chosen,
                                 verdict.estimated_us,
                                 verdict.accepted() ? verdict.kernel->schedule() : verdict.reason});
   }
   return explanation;
+}
+
+Explanation explain(const AnyProblem& problem, const SelectOptions& options) {
+  return core::explain_for(problem, options, core::describe_device(problem.device()), core::Whereabouts::here);
 }
 
 std::string Explanation::to_string() const {

@@ -91,7 +91,7 @@ Overrides overrides_for(const OperationInterface& operation, Overrides overrides
 }
 
 Verdict judge(const Implementation& row, const ProblemView& problem, const Overrides& overrides,
-              const DeviceDescription& description) {
+              const DeviceDescription& description, Whereabouts whereabouts) {
   if (!overrides.force.empty() && !in_list(row.name(), overrides.force)) {
     return Verdict::refuse(concat(overrides.force_source, "=", overrides.force, " asks for another"));
   }
@@ -107,7 +107,7 @@ Verdict judge(const Implementation& row, const ProblemView& problem, const Overr
   }
   if (!description.refusal.empty()) return Verdict::refuse(description.refusal);
   Verdict verdict = row.judge_problem(problem, description);
-  if (!verdict.accepted()) return verdict;
+  if (!verdict.accepted() || whereabouts == Whereabouts::elsewhere) return verdict;
   std::string obstacle = verdict.kernel->obstacle();
   return obstacle.empty() ? std::move(verdict) : Verdict::refuse(std::move(obstacle));
 }
@@ -138,13 +138,13 @@ const Implementation* find_row(std::span<const Implementation* const> table, con
 }
 
 Selection select(const ProblemView& problem, const Overrides& given, const DeviceDescription& device,
-                 std::span<const Implementation* const> table) {
+                 std::span<const Implementation* const> table, Whereabouts whereabouts) {
   const Overrides overrides = overrides_for(*problem.operation, given, table);
   Selection selection;
   std::optional<double> best;
   for (const Implementation* row : table) {
     if (&row->operation() != problem.operation) continue;
-    selection.candidates.push_back({row, judge(*row, problem, overrides, device)});
+    selection.candidates.push_back({row, judge(*row, problem, overrides, device, whereabouts)});
     const Verdict& verdict = selection.candidates.back().verdict;
     if (verdict.accepted() && (!best || verdict.estimated_us < *best)) {
       best = verdict.estimated_us;

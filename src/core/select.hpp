@@ -2,6 +2,7 @@
 // cheapest accepted one.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,9 +53,14 @@ struct Selection {
 [[nodiscard]] const Implementation* find_row(std::span<const Implementation* const> table,
                                              const OperationInterface& operation, std::string_view name);
 
+/// Whether the device that is described is one of this machine: of another nobody asks what would keep its kernels from
+/// being loaded here.
+enum class Whereabouts : std::uint8_t { here, elsewhere };
+
 /// `problem` is valid and canonical. Throws where an override names an implementation that is
 /// not in the table. Loads nothing.
 [[nodiscard]] Selection select(const ProblemView& problem, const Overrides& overrides, const DeviceDescription& device,
-                               std::span<const Implementation* const> table);
+                               std::span<const Implementation* const> table,
+                               Whereabouts whereabouts = Whereabouts::here);
 
 }  // namespace tilewise::core

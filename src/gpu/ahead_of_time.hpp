@@ -2,10 +2,9 @@
 // call that they can be launched with.
 #pragma once
 
-#include <memory>
-
 #include "core/operation.hpp"
 #include "gpu/family.hpp"
+#include "gpu/stand_ins.hpp"
 
 namespace tilewise::gpu {
 
@@ -13,8 +12,9 @@ namespace tilewise::gpu {
 class AheadOfTime {
  public:
   [[nodiscard]] virtual Family family() const noexcept = 0;
-  /// The operation's parameters for a call whose tensors are contiguous: everything but addresses.
-  [[nodiscard]] virtual std::shared_ptr<const void> contiguous_call(const core::ProblemView& problem) const = 0;
+  /// The operation's parameters for a call whose tensors are contiguous: everything but addresses. It has every tensor
+  /// that the problem says is given, for kernels may be told by an address whether there is one.
+  [[nodiscard]] virtual DescribedCall contiguous_call(const core::ProblemView& problem) const = 0;
 
  protected:
   constexpr AheadOfTime() = default;

@@ -110,11 +110,7 @@ void LoweredKernel::run(const Launch& launch, const KnownKernel& kernel, const v
   alignas(64) std::byte block[kMostParameterBytes];
   fill_params(launch, call, workspace, block);
   for (const TensorMapParameter& parameter : launch.tensor_maps) {
-    TensorMap map = parameter.map;
-    parameter.bind(call, map);
-    if (parameter.most_columns > 0) map.dims[0] = std::min(map.dims[0], parameter.most_columns);
-    if (!parameter.part.empty()) map.address = static_cast<std::byte*>(workspace) + parameter.offset;
-    runtime_->encode(map, block + parameter.param_offset);
+    runtime_->encode(bound_map(parameter, call, workspace), block + parameter.param_offset);
   }
   runtime_->launch(*kernel.loaded, launch, block, stream);
 }

@@ -79,10 +79,20 @@ void fill_params(const Launch& launch, const void* call, void* workspace, std::b
   std::memcpy(block, launch.params.data(), launch.params.size());
   launch.bind(call, block);
   for (const WorkspacePointer& pointer : launch.workspace) {
-    // Of no workspace too: a launch that is only described has offsets for addresses.
+    // Of no workspace, or one that an address stands for, too: of a launch that is only described.
     const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(workspace) + pointer.offset;
     std::memcpy(block + pointer.param_offset, &address, sizeof address);
   }
+}
+
+TensorMap bound_map(const TensorMapParameter& parameter, const void* call, void* workspace) {
+  TensorMap map = parameter.map;
+  parameter.bind(call, map);
+  if (parameter.most_columns > 0) map.dims[0] = std::min(map.dims[0], parameter.most_columns);
+  if (!parameter.part.empty()) {
+    map.address = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(workspace) + parameter.offset);
+  }
+  return map;
 }
 
 }  // namespace tilewise::gpu

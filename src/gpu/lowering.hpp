@@ -120,4 +120,7 @@ class LoweringBuilder {
 /// aside. `workspace` is aligned to kWorkspaceAlignment.
 void fill_params(const Launch& launch, const void* call, void* workspace, std::byte* block);
 
+/// A launch's tensor map with what the call and the workspace bring.
+[[nodiscard]] TensorMap bound_map(const TensorMapParameter& parameter, const void* call, void* workspace);
+
 }  // namespace tilewise::gpu

@@ -223,6 +223,18 @@ void CallTensors::launch(const Plan& plan, const std::vector<Output>& outputs, v
   forward() ? launched(forward_arguments(outputs)) : launched(backward_arguments(outputs));
 }
 
+void CallTensors::for_each_tensor(const std::vector<Output>& outputs, const Change& change,
+                                  const TensorVisitor& visit) const {
+  const auto visited = [&](auto arguments) {
+    operations::attention::change_each_tensor(arguments, change_defined(change));
+    operations::attention::for_each_tensor(operations::attention::call_of(arguments),
+                                           [&visit](std::string_view name, const TensorView& view, core::Access) {
+                                             if (view.defined()) visit(std::string(name), view);
+                                           });
+  };
+  forward() ? visited(forward_arguments(outputs)) : visited(backward_arguments(outputs));
+}
+
 std::vector<ErrorBounds> CallTensors::bounds(const std::vector<Output>& expected, double tanh_error) const {
   std::vector<ErrorBounds> bounds = error_bounds(*this, expected, tanh_error);
   if (values_ == Values::special) mark_reach(*this, expected, bounds);

@@ -38,6 +38,8 @@ class CallTensors final : public DrawnCall {
                           const Change& change) const override;
   void launch(const Plan& plan, const std::vector<Output>& outputs, void* workspace,
               const Change& change) const override;
+  void for_each_tensor(const std::vector<Output>& outputs, const Change& change,
+                       const TensorVisitor& visit) const override;
   [[nodiscard]] std::vector<ErrorBounds> bounds(const std::vector<Output>& expected, double tanh_error) const override;
   /// The part of sequence b that counts.
   [[nodiscard]] device::Sequence sequence(std::int64_t b) const;

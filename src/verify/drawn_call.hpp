@@ -75,6 +75,8 @@ struct ErrorBounds {
 
 /// Done to each tensor of a call before it is used, such as moving it to a device.
 using Change = std::function<void(TensorView&)>;
+/// Called with each tensor of a call.
+using TensorVisitor = std::function<void(const std::string& name, const TensorView& view)>;
 
 class DrawnCall {
  public:
@@ -92,6 +94,9 @@ class DrawnCall {
                                   const Change& change) const = 0;
   virtual void launch(const Plan& plan, const std::vector<Output>& outputs, void* workspace,
                       const Change& change) const = 0;
+  /// Visits what launch() passes, of what is given.
+  virtual void for_each_tensor(const std::vector<Output>& outputs, const Change& change,
+                               const TensorVisitor& visit) const = 0;
   /// Of every output, given the reference's results. tanh_error: of a softcap's tanh, relative, beyond fp32's
   /// roundings.
   [[nodiscard]] virtual std::vector<ErrorBounds> bounds(const std::vector<Output>& expected,

@@ -338,6 +338,18 @@ void DrawnKvCache::launch(const Plan& plan, const std::vector<Output>& outputs, 
   alone() ? launched(append_arguments(outputs)) : launched(arguments(outputs));
 }
 
+void DrawnKvCache::for_each_tensor(const std::vector<Output>& outputs, const Change& change,
+                                   const TensorVisitor& visit) const {
+  const auto visited = [&](auto arguments) {
+    change_given(arguments, change);
+    operations::kv_cache::for_each_tensor(operations::kv_cache::call_of(arguments),
+                                          [&visit](std::string_view name, const TensorView& view, core::Access) {
+                                            if (view.defined()) visit(std::string(name), view);
+                                          });
+  };
+  alone() ? visited(append_arguments(outputs)) : visited(arguments(outputs));
+}
+
 std::vector<ErrorBounds> DrawnKvCache::bounds(const std::vector<Output>& expected, double tanh_error) const {
   // The arguments must outlive the call made of them.
   const KvCacheArguments attention = arguments(expected);

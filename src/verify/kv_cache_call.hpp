@@ -30,6 +30,8 @@ class DrawnKvCache final : public DrawnCall {
                           const Change& change) const override;
   void launch(const Plan& plan, const std::vector<Output>& outputs, void* workspace,
               const Change& change) const override;
+  void for_each_tensor(const std::vector<Output>& outputs, const Change& change,
+                       const TensorVisitor& visit) const override;
   [[nodiscard]] std::vector<ErrorBounds> bounds(const std::vector<Output>& expected, double tanh_error) const override;
 
  private:

@@ -56,6 +56,17 @@ class SchemaCall : public DrawnCall {
     });
   }
 
+  void for_each_tensor(const std::vector<Output>& outputs, const Change& change,
+                       const TensorVisitor& visit) const override {
+    with_arguments(outputs, [&](auto arguments) {
+      change_given(arguments, change);
+      operations::schema::for_each_tensor(
+          typename Op::Call(arguments), [&visit](const core::ArgumentName& name, const TensorView& view, core::Access) {
+            if (view.defined()) visit(core::concat(name), view);
+          });
+    });
+  }
+
  protected:
   /// Inputs without values yet.
   SchemaCall(const Problem& problem, std::uint64_t seed)

@@ -52,7 +52,7 @@ def architecture_of(path: Path) -> int:
     return int.from_bytes(image[18:20], "little")
 
 
-@pytest.mark.parametrize(("target", "suffix", "machine"), [("sm_90a", "cubin", 190), ("gfx1102", "hsaco", 224)])
+@pytest.mark.parametrize(("target", "suffix", "machine"), [("sm_89", "cubin", 190), ("gfx1102", "hsaco", 224)])
 def test_folder_holds_what_a_driver_needs(compile_, tmp_path, target, suffix, machine):
     text = compile_(target, "--problem", FORWARD, "--out", tmp_path).stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"forward.{suffix}", "launch.json"]
@@ -69,7 +69,8 @@ def test_folder_holds_what_a_driver_needs(compile_, tmp_path, target, suffix, ma
     row = next(line.split() for line in text.splitlines() if line.startswith("forward."))
     (step,) = report["problems"][0]["steps"]
     shared = kernel["static_shared_bytes"] + step["dynamic_shared_bytes"]
-    assert row[1:5] == [
+    assert row[1].startswith(("cuda.sm80", "hip.rdna"))
+    assert row[2:6] == [
         str(step["block"][0]),
         str(kernel["registers"]),
         str(shared),
@@ -86,9 +87,12 @@ def check_pointers(report: dict) -> None:
         for step in problem["steps"]:
             block = parameters[step["file"]]
             fields = {field["name"]: field for field in block["fields"]}
-            assert max(field["offset"] + field["size"] for field in block["fields"]) == block["size"]
+            maps = [range(entry["offset"], entry["offset"] + 128) for entry in step["tensor_maps"]]
+            end = max(field["offset"] + field["size"] for field in block["fields"])
+            assert 0 <= block["size"] - end < (64 if maps else 1)
             pointers = {name for name, field in fields.items() if field["type"].endswith("*")}
-            assert set(step["values_of_contiguous_tensors"]) == set(fields) - pointers
+            encoded = {name for name, field in fields.items() if any(field["offset"] in place for place in maps)}
+            assert set(step["values_of_contiguous_tensors"]) == set(fields) - pointers - encoded
             tensors, places = step["pointers"]["tensors"], step["pointers"]["workspace"]
             assert set(tensors) | set(places) <= pointers
             assert set(tensors).isdisjoint(places)
@@ -96,6 +100,38 @@ def check_pointers(report: dict) -> None:
                 assert offset % workspace["alignment"] == 0
                 assert offset < workspace["size"]
                 assert offset in [part["offset"] for part in workspace["parts"]]
+
+
+def test_takes_what_dispatch_would(compile_, tilewise, tmp_path):
+    """On Hopper its own kernel, whose tensor maps are told; on others the portable one, as explain has it."""
+    problem = "attention_forward dtype=bf16 seqlen_q=4096 num_heads_q=16 head_dim=128 mask=causal"
+    for target, expected in [("sm_90a", "cuda.hopper"), ("sm_90", "cuda.sm80"), ("gfx1201", "hip.rdna4")]:
+        rows = json.loads(tilewise("explain", "--json", "--target", target, problem).stdout)["implementations"]
+        assert [row["implementation"] for row in rows if row["chosen"]] == [expected]
+    text = compile_("sm_90a", "--problem", problem, "--out", tmp_path).stdout
+    report = read_launches(tmp_path)
+    check_pointers(report)
+    (entry,) = report["problems"]
+    assert entry["implementation"] == "cuda.hopper"
+    assert {"q", "k", "v", "out"} <= {place["tensor"] for place in entry["steps"][0]["tensor_maps"]}
+    assert text.splitlines()[1].split()[1] == "cuda.hopper"
+
+
+def test_pointers_are_those_of_the_call(compile_, tmp_path):
+    """Keys stand for values where there are none, the sink has its type, and what is not given is null."""
+    mla = (
+        "kv_cache_attention dtype=bf16 mla=1 batch_size=2 seqlen_q=1 num_heads_q=16 num_heads_k=1 head_dim=576"
+        " head_dim_v=512 page_size=64 num_pages=64 max_pages_per_seq=8 cache_seqlens=1 sink=1"
+    )
+    compile_("gfx942", "--problem", mla, "--out", tmp_path)
+    step = read_launches(tmp_path)["problems"][0]["steps"][0]
+    tensors = step["pointers"]["tensors"]
+    assert tensors["k.data"] == tensors["v.data"] == "k_cache"
+    assert tensors["cache.block_table"] == "block_table"
+    assert not {"v_cache", "bias", "cache_leftpad", "softmax_lse"} & set(tensors.values())
+    joined = [s for s in read_launches(tmp_path)["problems"][0]["steps"] if "sink" in s["pointers"]["tensors"].values()]
+    assert joined
+    assert all(s["values_of_contiguous_tensors"]["sink.type"] != 0 for s in joined)
 
 
 def test_merge_can_be_packed(compile_, tmp_path):
@@ -143,7 +179,7 @@ def test_parameters_can_be_packed(compile_, tmp_path):
 def test_backward_places_every_sum(compile_, tmp_path):
     """Few keys: queries are split, so that every part of the workspace is there."""
     text = "attention_backward dtype=bf16 seqlen_q=2048 seqlen_k=64 num_heads_q=4 head_dim=64"
-    compile_("sm_90a", "--problem", text, "--out", tmp_path)
+    compile_("sm_90a", "--implementation", "cuda.sm80", "--problem", text, "--out", tmp_path)
     report = read_launches(tmp_path)
     check_pointers(report)
     (problem,) = report["problems"]
@@ -330,3 +366,18 @@ def test_a_cache_that_keeps_nothing_is_told(tilewise, tmp_path):
     assert "; kernels there are ignored (nothing is kept)\n" in done.stderr
     quiet = tilewise(*words, status=1, TILEWISE_CACHE_DIR=str(tmp_path / "new"), **NO_COMPILER)
     assert "kernel cache" not in quiet.stderr
+
+
+def test_features_of_a_target_are_no_other_target(tilewise):
+    """sm_100a is sm_100 to portable kernels, which say so; the page of GPUs names every target."""
+    words = ["explain", "--target", "sm_100a", "attention_forward", "dtype=bf16", "seqlen_q=64", "head_dim=64"]
+    text = tilewise(*words).stdout
+    assert re.search(r"^cuda.sm80 +chosen", text, re.MULTILINE)
+    assert text.endswith("sm_100: portable kernels; its tcgen05 is not used\n")
+    refused = tilewise(
+        "explain", "--target", "nothing", "attention_forward", "seqlen_q=1", "head_dim=8", status=2
+    ).stderr
+    targets = re.search(r"must be one of (.*?) \(got", refused)[1].split(", ")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")
+    table = "".join(line.split("|")[2] for line in page.splitlines() if line.startswith("|"))
+    assert re.findall("`((?:sm_|gfx)[0-9a-z]+)`", table) == targets

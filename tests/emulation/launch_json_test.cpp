@@ -32,14 +32,14 @@ Compiled compile(const Problem& problem, gpu::Family family) {
   const gpu::Runtime& runtime = backends::emulation::runtime_of(family)(0);
   backends::portable::Outcome outcome = backends::portable::lower(problem, runtime.description(), family);
   EXPECT_EQ(outcome.refusal, "");
-  const auto call = std::make_shared<const device::AttentionParams>(backends::portable::contiguous_params(problem));
-  tools::LoweredProblem lowered{problem, std::move(outcome.lowering), call};
+  tools::LoweredProblem lowered{problem, "emulation", std::move(outcome.lowering),
+                                backends::portable::contiguous_call(problem)};
   std::vector<gpu::KernelBuild> builds;
   gpu::add_builds(lowered.lowering.launches(), runtime.target(), builds);
   gpu::compile_ahead(builds);
   const std::vector<tools::NamedKernel> named = tools::name_kernels(builds);
   Compiled compiled;
-  compiled.report = Json::parse(tools::launch_json("emulation", runtime.description(), named, {&lowered, 1}).dump());
+  compiled.report = Json::parse(tools::launch_json(runtime.description(), named, {&lowered, 1}).dump());
   for (const tools::NamedKernel& kernel : named) {
     EXPECT_EQ(kernel.build->error, nullptr);
     compiled.kernels[kernel.file] = runtime.load(*kernel.build->compiled, 0);

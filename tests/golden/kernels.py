@@ -137,6 +137,11 @@ def loop_counts(image: Path, target: str) -> dict[str, int]:
     return {name: counts[name] for name in COUNTED}
 
 
+def portable(target: str) -> str:
+    """The implementation of a target's portable kernels: by name where dispatch may take another."""
+    return "cuda.sm80" if target.startswith("sm_") else ""
+
+
 def compile_problems(command: Path, target: str, problems: dict[str, str], implementation: str) -> dict[str, Entry]:
     """The kernels of problems, by their names, on one target, each under the first problem that has it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +157,7 @@ def compile_problems(command: Path, target: str, problems: dict[str, str], imple
         kernels = {kernel["file"]: kernel for kernel in report["kernels"]}
         entries: dict[str, Entry] = {}
         for name, problem in zip(problems, report["problems"]):
-            asked = f"{name}/{implementation}" if implementation else name
+            asked = name if implementation == portable(target) else f"{name}/{implementation}"
             for step in problem["steps"]:
                 if (kernel := kernels.pop(step.get("file"), None)) is not None:
                     key = new_key(entries, f"{target} {asked} {kernel_name(kernel['file'])}")
@@ -199,7 +204,7 @@ def find(command: Path, missing: dict[str, str]) -> Entries:
     for target in TARGETS:
         if not on_hand(target, missing):
             continue
-        entries |= compile_problems(command, target, PROBLEMS, "")
+        entries |= compile_problems(command, target, PROBLEMS, portable(target))
         if target == "sm_90a":
             entries |= compile_problems(command, target, HOPPER, "cuda.hopper")
         print(f"golden: kernels for {target}", flush=True)

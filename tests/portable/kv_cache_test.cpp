@@ -229,7 +229,8 @@ TEST(KvCacheLowering, ContiguousCallsHaveStrides) {
   const KvCacheProblem problem = parse_problem(core::concat(kDecode,
                                                             " device=cuda append=1 seqlen_k_new=1 "
                                                             "cache_dtype=fp8_e4m3 scales=token"));
-  const auto call = std::static_pointer_cast<const operations::kv_cache::KvCacheParams>(row.contiguous_call(problem));
+  const auto call =
+      std::static_pointer_cast<const operations::kv_cache::KvCacheParams>(row.contiguous_call(problem).params);
   EXPECT_EQ(call->k_cache.batch_stride, 16 * 8 * 128);
   EXPECT_EQ(call->v_cache.seq_stride, 8 * 128);
   EXPECT_EQ(call->block_table_stride, 512);

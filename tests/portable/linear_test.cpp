@@ -146,7 +146,8 @@ TEST(LinearLowering, StridesOfOperandsCountBytes) {
   const PortableRow<operations::Linear> row("cuda.sm80", gpu::Family::sm80, nullptr);
   const std::string_view text = "linear w_format=mxfp4 dtype=bf16 tokens=4 n=64 k=512 groups=counts_i32 num_experts=3";
   const LinearProblem problem = linear_problem("sm_90a", text);
-  const auto call = std::static_pointer_cast<const operations::linear::LinearParams>(row.contiguous_call(problem));
+  const auto call =
+      std::static_pointer_cast<const operations::linear::LinearParams>(row.contiguous_call(problem).params);
   const gpu::Lowering lowering = linear_lowered("sm_90a", text);
   auto params = params_of<LinearProductKernel>(*lowering.launches().front());
   bind(*call, params);

@@ -133,7 +133,7 @@ TEST(MergeLowering, ContiguousCallsHaveStrides) {
   const PortableRow<operations::Merge> row("cuda.sm80", gpu::Family::sm80, nullptr);
   const MergeProblem problem =
       parse_problem("merge_backward device=cuda parts=3 stacked=1 batch_size=2 seqlen_q=4 num_heads_q=5 head_dim_v=8");
-  const auto call = std::static_pointer_cast<const operations::merge::MergeParams>(row.contiguous_call(problem));
+  const auto call = std::static_pointer_cast<const operations::merge::MergeParams>(row.contiguous_call(problem).params);
   EXPECT_EQ(call->stacked.out, 2 * 4 * 5 * 8);
   EXPECT_EQ(call->stacked.dlse, 2 * 4 * 5);
   EXPECT_EQ(call->dout.seq_stride, 5 * 8);

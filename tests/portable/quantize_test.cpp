@@ -102,7 +102,8 @@ TEST(QuantizeLowering, StridesOfElementsCountBytes) {
   const PortableRow<operations::Quantize> row("cuda.sm80", gpu::Family::sm80, nullptr);
   const QuantizeProblem problem =
       parse_problem("quantize device=cuda format=nvfp4 dtype=bf16 stacked=1 num_experts=3 rows=4 columns=64");
-  const auto call = std::static_pointer_cast<const operations::quantize::QuantizeParams>(row.contiguous_call(problem));
+  const auto call =
+      std::static_pointer_cast<const operations::quantize::QuantizeParams>(row.contiguous_call(problem).params);
   device::QuantizeParams params{};
   bind(*call, true, params);
   EXPECT_EQ(params.numbers.row_stride, 64);

@@ -39,6 +39,11 @@ inline gpu::Lowering lowered(std::string_view architecture, std::string_view tex
   return std::move(lowered.lowering);
 }
 
+/// Those of a call on contiguous tensors.
+[[nodiscard]] inline device::AttentionParams contiguous_params(const Problem& problem) {
+  return *static_cast<const device::AttentionParams*>(contiguous_call(problem).params.get());
+}
+
 /// The parameter block of a launch, which must be of this kernel, as far as the problem decides it.
 template <typename Kernel>
 [[nodiscard]] typename Kernel::Params params_of(const gpu::Launch& launch) {

@@ -1,14 +1,13 @@
 // Rows of the dispatch table for portable kernels, of any operation with a schema.
 #pragma once
 
-#include <memory>
 #include <string_view>
 
+#include "backends/contiguous_call.hpp"
 #include "core/implementation.hpp"
 #include "gpu/ahead_of_time.hpp"
 #include "gpu/lowered_kernel.hpp"
 #include "gpu/runtime.hpp"
-#include "operations/derived/shapes.hpp"
 
 namespace tilewise::backends::portable {
 
@@ -39,9 +38,8 @@ class PortableRow final : public core::ImplementationOf<Op>, public gpu::AheadOf
   }
 
   [[nodiscard]] gpu::Family family() const noexcept override { return family_; }
-  [[nodiscard]] std::shared_ptr<const void> contiguous_call(const core::ProblemView& problem) const override {
-    return std::make_shared<const typename Op::Params>(
-        operations::schema::contiguous_params<Op>(problem.as<typename Op::Problem>()));
+  [[nodiscard]] gpu::DescribedCall contiguous_call(const core::ProblemView& problem) const override {
+    return backends::contiguous_call<Op>(problem.as<typename Op::Problem>());
   }
 
  private:

@@ -154,17 +154,27 @@ template <const auto& kSchema, typename Arguments, typename Problem, typename Ma
   return arguments;
 }
 
-/// What kernels are launched with for a problem whose tensors are compact and have no memory yet.
-template <typename Op>
-[[nodiscard]] typename Op::Params contiguous_params(const typename Op::Problem& problem) {
+/// What kernels are launched with for a problem whose tensors are compact. `locate(view, name)` gives each an address.
+template <typename Op, typename Locate>
+[[nodiscard]] typename Op::Params contiguous_params(const typename Op::Problem& problem, const Locate& locate) {
   constexpr const auto& kSchema = Op::kSchema;
-  return Op::Schema::with_arguments(problem, [&problem]<typename Arguments> {
-    const auto make = [&problem](std::size_t place, std::size_t entry) {
-      return compact<kSchema>(place, problem, entry);
+  return Op::Schema::with_arguments(problem, [&]<typename Arguments> {
+    const auto make = [&](std::size_t place, std::size_t entry) {
+      TensorView view = compact<kSchema>(place, problem, entry);
+      const Tensor<typename Op::Problem>& tensor = kTensors<kSchema>[place];
+      const bool listed = tensor.list.count != nullptr && !is_stacked(tensor, problem);
+      locate(view, listed ? core::ArgumentName(tensor.name, entry) : core::ArgumentName(tensor.name));
+      return view;
     };
     const auto arguments = arguments_of<kSchema, Arguments>(problem, make);
     return Op::make_params(typename Op::Call(arguments), problem);
   });
+}
+
+/// The same of tensors that have no memory yet.
+template <typename Op>
+[[nodiscard]] typename Op::Params contiguous_params(const typename Op::Problem& problem) {
+  return contiguous_params<Op>(problem, [](const TensorView&, const core::ArgumentName&) {});
 }
 
 /// "q: batch_size", or the name alone of what counts a list.

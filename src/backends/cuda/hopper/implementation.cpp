@@ -12,8 +12,8 @@ core::Verdict AttentionImplementation::judge(const Problem& problem, const core:
   return gpu::judge_lowered(device, gpu::Family::sm90, find_runtime_, [&] { return lower(problem, device); });
 }
 
-std::shared_ptr<const void> AttentionImplementation::contiguous_call(const core::ProblemView& problem) const {
-  return std::make_shared<const device::AttentionParams>(portable::contiguous_params(problem.as<Problem>()));
+gpu::DescribedCall AttentionImplementation::contiguous_call(const core::ProblemView& problem) const {
+  return portable::contiguous_call(problem.as<Problem>());
 }
 
 std::vector<std::string> AttentionImplementation::schedule_names(const core::ProblemView& problem,

@@ -121,7 +121,7 @@ core::Verdict KvCacheImplementation::judge(const KvCacheProblem& problem, const 
   return gpu::judge_lowered(device, gpu::Family::sm90, find_runtime_, [&] { return lower(problem, device); });
 }
 
-std::shared_ptr<const void> KvCacheImplementation::contiguous_call(const core::ProblemView& problem) const {
+gpu::DescribedCall KvCacheImplementation::contiguous_call(const core::ProblemView& problem) const {
   return portable::KvCacheImplementation("", gpu::Family::sm80, find_runtime_).contiguous_call(problem);
 }
 

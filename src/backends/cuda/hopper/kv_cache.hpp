@@ -26,7 +26,7 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation,
                                     const core::DeviceDescription& device) const override;
 
   [[nodiscard]] gpu::Family family() const noexcept override { return gpu::Family::sm90; }
-  [[nodiscard]] std::shared_ptr<const void> contiguous_call(const core::ProblemView& problem) const override;
+  [[nodiscard]] gpu::DescribedCall contiguous_call(const core::ProblemView& problem) const override;
 
  private:
   gpu::FindRuntime find_runtime_;

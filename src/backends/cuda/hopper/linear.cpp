@@ -5,13 +5,13 @@
 #include <string>
 #include <utility>
 
+#include "backends/contiguous_call.hpp"
 #include "backends/cuda/hopper/linear_kernels.hpp"
 #include "backends/portable/traits.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "gpu/lowered_kernel.hpp"
 #include "operations/activation.hpp"
-#include "operations/derived/shapes.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
@@ -234,9 +234,8 @@ core::Verdict LinearImplementation::judge(const LinearProblem& problem, const co
   return gpu::judge_lowered(device, gpu::Family::sm90, find_runtime_, [&] { return lower(problem, device); });
 }
 
-std::shared_ptr<const void> LinearImplementation::contiguous_call(const core::ProblemView& problem) const {
-  return std::make_shared<const LinearParams>(
-      operations::schema::contiguous_params<operations::Linear>(problem.as<LinearProblem>()));
+gpu::DescribedCall LinearImplementation::contiguous_call(const core::ProblemView& problem) const {
+  return backends::contiguous_call<operations::Linear>(problem.as<LinearProblem>());
 }
 
 }  // namespace tilewise::backends::hopper

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "backends/contiguous_call.hpp"
 #include "backends/cuda/hopper/moe_kernels.hpp"
 #include "backends/cuda/hopper/moe_maps.hpp"
 #include "backends/portable/traits.hpp"
@@ -12,7 +13,6 @@
 #include "core/message.hpp"
 #include "gpu/lowered_kernel.hpp"
 #include "operations/activation.hpp"
-#include "operations/derived/shapes.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
@@ -240,9 +240,8 @@ core::Verdict MoeImplementation::judge(const MoeProblem& problem, const core::De
   return gpu::judge_lowered(device, gpu::Family::sm90, find_runtime_, [&] { return lower(problem, device); });
 }
 
-std::shared_ptr<const void> MoeImplementation::contiguous_call(const core::ProblemView& problem) const {
-  return std::make_shared<const MoeParams>(
-      operations::schema::contiguous_params<operations::Moe>(problem.as<MoeProblem>()));
+gpu::DescribedCall MoeImplementation::contiguous_call(const core::ProblemView& problem) const {
+  return backends::contiguous_call<operations::Moe>(problem.as<MoeProblem>());
 }
 
 }  // namespace tilewise::backends::hopper

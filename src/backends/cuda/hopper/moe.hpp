@@ -29,7 +29,7 @@ class MoeImplementation final : public operations::moe::Implementation, public g
   [[nodiscard]] core::Verdict judge(const MoeProblem& problem, const core::DeviceDescription& device) const override;
 
   [[nodiscard]] gpu::Family family() const noexcept override { return gpu::Family::sm90; }
-  [[nodiscard]] std::shared_ptr<const void> contiguous_call(const core::ProblemView& problem) const override;
+  [[nodiscard]] gpu::DescribedCall contiguous_call(const core::ProblemView& problem) const override;
 
  private:
   gpu::FindRuntime find_runtime_;

@@ -1,13 +1,12 @@
-// A call whose tensors are contiguous, without memory: what launch.json tells of strides.
+// A call whose tensors are contiguous, on stand-ins: what launch.json tells of strides and pointers.
 #include "backends/portable/attention/lowering.hpp"
 #include "operations/attention/call.hpp"
 #include "operations/attention/rules.hpp"
+#include "operations/attention/tensors.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
-
-using device::AttentionParams;
 
 /// The tensors of a call as contiguous views of no memory.
 class ContiguousCall {
@@ -24,13 +23,20 @@ class ContiguousCall {
     if (backward) set_gradients();
   }
 
-  [[nodiscard]] AttentionParams params() const {
-    const bool backward = p_.operation == Operation::attention_backward;
-    return operations::attention::make_params(
-        backward ? operations::attention::call_of(backward_) : operations::attention::call_of(forward_), p_);
+  [[nodiscard]] gpu::DescribedCall describe() const {
+    return p_.operation == Operation::attention_backward ? described(backward_) : described(forward_);
   }
 
  private:
+  template <typename Arguments>
+  [[nodiscard]] gpu::DescribedCall described(const Arguments& arguments) const {
+    namespace attention = operations::attention;
+    return gpu::describe_call(
+        arguments, [](Arguments& a, const auto& visit) { attention::change_each_tensor(a, visit); },
+        [](const Arguments& a, const auto& visit) { attention::for_each_tensor(attention::call_of(a), visit); },
+        [this](const Arguments& a) { return attention::make_params(attention::call_of(a), p_); });
+  }
+
   [[nodiscard]] TensorView rows(std::int64_t seqlen, std::int64_t total, std::int64_t heads, std::int64_t dim) const {
     switch (p_.layout) {
       case Layout::bshd:
@@ -57,13 +63,24 @@ class ContiguousCall {
   }
 
   [[nodiscard]] TensorView scales(ScaleKind kind, std::int64_t heads) const {
+    if (kind == ScaleKind::tensor) return {nullptr, DType::f32, {1}};
     if (kind == ScaleKind::head) return {nullptr, DType::f32, {heads}};
     if (kind == ScaleKind::batch_head) return {nullptr, DType::f32, {p_.batch_size, p_.num_heads_k}};
     return {};
   }
 
-  /// Only what has strides: make_params() takes every other option from the problem.
+  [[nodiscard]] TensorView lengths(bool given, std::int64_t count) const {
+    return given ? TensorView(nullptr, DType::i32, {count}) : TensorView{};
+  }
+
+  /// Tensors alone: make_params() takes every other option from the problem.
   void set_options(AttentionOptions& options) const {
+    const bool packed = p_.layout == Layout::thd;
+    options.cu_seqlens_q = lengths(packed, p_.batch_size + 1);
+    options.cu_seqlens_k = lengths(packed, p_.batch_size + 1);
+    options.seqused_q = lengths(p_.seqused_q, p_.batch_size);
+    options.seqused_k = lengths(p_.seqused_k, p_.batch_size);
+    options.leftpad_k = lengths(p_.leftpad_k, p_.batch_size);
     if (p_.bias != BiasKind::none) options.bias = bias();
     if (p_.alibi_slopes == AlibiKind::per_head) options.alibi_slopes = {nullptr, DType::f32, {p_.num_heads_q}};
     if (p_.alibi_slopes == AlibiKind::per_batch_head) {
@@ -97,6 +114,6 @@ class ContiguousCall {
 
 }  // namespace
 
-AttentionParams contiguous_params(const Problem& problem) { return ContiguousCall(problem).params(); }
+gpu::DescribedCall contiguous_call(const Problem& problem) { return ContiguousCall(problem).describe(); }
 
 }  // namespace tilewise::backends::portable

@@ -12,8 +12,8 @@ core::Verdict AttentionImplementation::judge(const Problem& problem, const core:
   return gpu::judge_lowered(device, family_, find_runtime_, [&] { return lower(problem, device, family_); });
 }
 
-std::shared_ptr<const void> AttentionImplementation::contiguous_call(const core::ProblemView& problem) const {
-  return std::make_shared<const device::AttentionParams>(contiguous_params(problem.as<Problem>()));
+gpu::DescribedCall AttentionImplementation::contiguous_call(const core::ProblemView& problem) const {
+  return portable::contiguous_call(problem.as<Problem>());
 }
 
 }  // namespace tilewise::backends::portable

@@ -5,6 +5,7 @@
 #include "core/device_description.hpp"
 #include "device/common/params.h"
 #include "gpu/lowering.hpp"
+#include "gpu/stand_ins.hpp"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::backends::portable {
@@ -14,6 +15,6 @@ using gpu::Outcome;
 [[nodiscard]] Outcome lower(const Problem& problem, const core::DeviceDescription& device, gpu::Family family);
 
 /// What Tilewise passes for a call whose tensors are contiguous: everything but addresses, seed and offset.
-[[nodiscard]] device::AttentionParams contiguous_params(const Problem& problem);
+[[nodiscard]] gpu::DescribedCall contiguous_call(const Problem& problem);
 
 }  // namespace tilewise::backends::portable

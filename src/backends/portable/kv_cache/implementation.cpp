@@ -1,4 +1,4 @@
-// Judges KV cache problems for a GPU, and tells the strides of contiguous calls.
+// Judges KV cache problems for a GPU, and describes contiguous calls.
 #include "backends/portable/kv_cache/implementation.hpp"
 
 #include <memory>
@@ -6,16 +6,17 @@
 
 #include "gpu/lowered_kernel.hpp"
 #include "operations/kv_cache/rules.hpp"
+#include "operations/kv_cache/tensors.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
 
-/// The tensors of a call as contiguous views of no memory.
+/// The tensors of a call as contiguous views, on stand-ins.
 class ContiguousCall {
  public:
   explicit ContiguousCall(const KvCacheProblem& problem) : p_(problem) {}
 
-  [[nodiscard]] operations::kv_cache::KvCacheParams params() const {
+  [[nodiscard]] gpu::DescribedCall describe() const {
     KvCacheArguments a;
     a.k_cache = cache(p_.head_dim);
     if (!p_.mla) a.v_cache = cache(p_.head_dim_v);
@@ -26,7 +27,7 @@ class ContiguousCall {
     set_options(a.options);
     if (operations::kv_cache::appends_alone(p_)) {
       const AppendKvArguments append{a.k_cache, a.v_cache, a.k, a.v, a.options};
-      return operations::kv_cache::make_params(operations::kv_cache::call_of(append), p_);
+      return described(append);
     }
     a.q = rows(p_.seqlen_q, p_.total_q, p_.num_heads_q, p_.head_dim);
     a.out = rows(p_.seqlen_q, p_.total_q, p_.num_heads_q, p_.head_dim_v);
@@ -35,10 +36,18 @@ class ContiguousCall {
                           ? TensorView(nullptr, DType::f32, {p_.num_heads_q, p_.total_q})
                           : TensorView(nullptr, DType::f32, {p_.batch_size, p_.num_heads_q, p_.seqlen_q});
     }
-    return operations::kv_cache::make_params(operations::kv_cache::call_of(a), p_);
+    return described(a);
   }
 
  private:
+  template <typename Arguments>
+  [[nodiscard]] gpu::DescribedCall described(const Arguments& arguments) const {
+    namespace kv_cache = operations::kv_cache;
+    return gpu::describe_call(
+        arguments, [](Arguments& a, const auto& visit) { kv_cache::change_each_tensor(a, visit); },
+        [](const Arguments& a, const auto& visit) { kv_cache::for_each_tensor(kv_cache::call_of(a), visit); },
+        [this](const Arguments& a) { return kv_cache::make_params(kv_cache::call_of(a), p_); });
+  }
   [[nodiscard]] TensorView rows(std::int64_t seqlen, std::int64_t total, std::int64_t heads, std::int64_t dim) const {
     if (operations::kv_cache::is_packed(p_)) return {nullptr, p_.dtype, {total, heads, dim}};
     return {nullptr, p_.dtype, {p_.batch_size, seqlen, heads, dim}};
@@ -66,8 +75,22 @@ class ContiguousCall {
     return {nullptr, DType::f32, {of.shape[0], of.shape[1], of.shape[2]}};
   }
 
-  /// Only what has strides: make_params() takes every other option from the problem.
+  [[nodiscard]] TensorView lengths(bool given, std::int64_t count) const {
+    return given ? TensorView(nullptr, DType::i32, {count}) : TensorView{};
+  }
+  void set_lengths(KvCacheOptions& o) const {
+    const bool packed = operations::kv_cache::is_packed(p_), attends = !operations::kv_cache::appends_alone(p_);
+    o.cu_seqlens_q = lengths(packed && attends, p_.batch_size + 1);
+    o.cu_seqlens_k_new = lengths(packed && p_.append, p_.batch_size + 1);
+    o.cache_seqlens = lengths(p_.cache_seqlens, p_.batch_size);
+    o.cache_batch_idx = lengths(p_.cache_batch_idx, p_.batch_size);
+    o.cache_leftpad = lengths(p_.cache_leftpad, p_.batch_size);
+    o.rotary_seqlens = lengths(p_.rotary_seqlens, p_.batch_size);
+  }
+
+  /// Tensors alone: make_params() takes every other option from the problem.
   void set_options(KvCacheOptions& o) const {
+    set_lengths(o);
     o.k_scale = scale();
     if (!p_.mla) o.v_scale = scale();
     if (p_.rotary != RotaryKind::none) {
@@ -97,9 +120,8 @@ core::Verdict KvCacheImplementation::judge(const KvCacheProblem& problem, const 
   return gpu::judge_lowered(device, family_, find_runtime_, [&] { return lower(problem, device, family_); });
 }
 
-std::shared_ptr<const void> KvCacheImplementation::contiguous_call(const core::ProblemView& problem) const {
-  return std::make_shared<const operations::kv_cache::KvCacheParams>(
-      ContiguousCall(problem.as<KvCacheProblem>()).params());
+gpu::DescribedCall KvCacheImplementation::contiguous_call(const core::ProblemView& problem) const {
+  return ContiguousCall(problem.as<KvCacheProblem>()).describe();
 }
 
 }  // namespace tilewise::backends::portable

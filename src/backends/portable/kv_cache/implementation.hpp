@@ -23,7 +23,7 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation,
                                     const core::DeviceDescription& device) const override;
 
   [[nodiscard]] gpu::Family family() const noexcept override { return family_; }
-  [[nodiscard]] std::shared_ptr<const void> contiguous_call(const core::ProblemView& problem) const override;
+  [[nodiscard]] gpu::DescribedCall contiguous_call(const core::ProblemView& problem) const override;
 
  private:
   std::string_view name_;

@@ -1,0 +1,13 @@
+// What explain() says of a walk over the table, for whichever device.
+#pragma once
+
+#include "core/select.hpp"
+#include "tilewise/plan.hpp"
+
+namespace tilewise::core {
+
+/// The walk for a device that need not be here. Throws where the problem is invalid, or is for another kind of device.
+[[nodiscard]] Explanation explain_for(const AnyProblem& problem, const SelectOptions& select,
+                                      const DeviceDescription& device, Whereabouts whereabouts);
+
+}  // namespace tilewise::core

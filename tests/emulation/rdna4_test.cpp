@@ -21,15 +21,19 @@ class WmmaOfHalvesKernels : public testing::TestWithParam<std::string> {
 TEST_P(WmmaOfHalvesKernels, Forward) {
   check(
       "attention_forward dtype=bf16 head_dim=80 head_dim_v=64 mask=causal num_heads_q=2 num_heads_k=1 seqlen_q=70 "
-      "seqlen_k=90");
+      "seqlen_k=90 dropout_p=0.25");
 }
 
 TEST_P(WmmaOfHalvesKernels, Decoding) {
-  check("attention_forward dtype=f16 head_dim=96 num_heads_q=4 num_heads_k=1 seqlen_q=1 seqlen_k=300 sink=1 softcap=9");
+  check(
+      "attention_forward dtype=f16 head_dim=96 num_heads_q=4 num_heads_k=1 seqlen_q=1 seqlen_k=300 "
+      "sink=1 softcap=9 dropout_p=0.25 bias=f32[1,h,1,k] alibi_slopes=[h]");
 }
 
 TEST_P(WmmaOfHalvesKernels, Backward) {
-  check("attention_backward dtype=bf16 head_dim=80 mask=causal num_heads_q=2 num_heads_k=1 seqlen_q=50 seqlen_k=70");
+  check(
+      "attention_backward dtype=bf16 head_dim=80 mask=causal num_heads_q=2 num_heads_k=1 seqlen_q=50 seqlen_k=70 "
+      "dropout_p=0.25");
 }
 
 TEST_P(WmmaOfHalvesKernels, CacheStep) {

@@ -63,14 +63,27 @@ struct DrawSets {
     return query(0, i) == query(0, j) && a / 32 == b / 32 && a % 8 / 2 == b % 8 / 2;
   }
 
-  /// Whether an element's word is the same in every lane, which for_each_member() takes for granted.
-  static constexpr bool has_fixed_words() {
+  /// Which word of a call an element of a lane has.
+  TILEWISE_INLINE static constexpr int word(int lane, int element) { return key(lane, element) % 32 / 8; }
+  static constexpr int last_word(int element) { return word(FragmentLayout::kLanes - 1, element); }
+
+  /// Whether an element's word is that of the first lane, or of the last one, in every lane: for_each_member() takes it
+  /// for granted.
+  static constexpr bool has_known_words() {
     for (int element = 0; element < kElements; ++element) {
       for (int lane = 1; lane < FragmentLayout::kLanes; ++lane) {
-        if (key(lane, element) % 32 / 8 != key(0, element) % 32 / 8) return false;
+        const int own = word(lane, element);
+        if (own != word(0, element) && own != last_word(element)) return false;
       }
     }
     return true;
+  }
+  /// Whether it is the same in every lane.
+  static constexpr bool has_fixed_words() {
+    for (int element = 0; element < kElements; ++element) {
+      if (last_word(element) != word(0, element)) return false;
+    }
+    return has_known_words();
   }
 
   constexpr DrawSets() {
@@ -107,9 +120,11 @@ template <class Table, int kSet, class Apply>
 TILEWISE_INLINE void for_each_member(int lane, const PhiloxWords& words, uint32_t threshold, const Apply& apply) {
   for_each_index<0, Table::kSets.size[kSet]>([&](auto member) {
     constexpr int kElement = Table::kSets.member[kSet][decltype(member)::value];
-    constexpr int kWord = Table::Sets::key(0, kElement) % 32 / 8;
+    constexpr int kWord = Table::Sets::word(0, kElement), kLast = Table::Sets::last_word(kElement);
     const int half = Table::Sets::key(lane, kElement) % 2;
-    apply(Index<kElement>{}, is_kept(words.word[kWord], half, threshold));
+    uint32_t word = words.word[kWord];
+    if (kLast != kWord && Table::Sets::word(lane, kElement) != kWord) word = words.word[kLast];
+    apply(Index<kElement>{}, is_kept(word, half, threshold));
   });
 }
 
@@ -119,7 +134,7 @@ struct FragmentDraws {
   using Machine = typename Scores::Ops::Machine;
   using Sets = DrawSets<Scores, kQueriesAreRows>;
   using Table = DrawTable<Sets>;
-  static_assert(Sets::has_fixed_words() && (Scores::kCols % 32 == 0 || Scores::kCols == 16));
+  static_assert(Sets::has_known_words() && (Scores::kCols % 32 == 0 || Scores::kCols == 16));
 
   template <int kSet>
   TILEWISE_INLINE static PhiloxWords words(const DropoutSeed& seed, const RowScore (&rows)[Scores::kSlots],

@@ -183,7 +183,7 @@ case ${1:-} in
       step "verify kv_cache" verify kv_cache 100
       step "verify merge" verify merge 50
       step "verify emulations" verify attention 20 --without f32,f64,fp8_e4m3 \
-        --implementation emulation.sm80,emulation.sm90,emulation.cdna,emulation.rdna
+        --implementation emulation.sm80,emulation.sm90,emulation.cdna,emulation.rdna,emulation.rdna4,emulation.gfx1250
       TILEWISE_TEST_PACKED=$(times_factor 20) TILEWISE_TEST_PACKED_SEED=$SEED \
         step "packed batches" python_tests tests/python/test_transformers_packed.py -k random_batches --dist load
       SECONDS_EACH=$(times_factor "${SECONDS_EACH:-15}") step "fuzz" fuzz

@@ -98,12 +98,14 @@ inline std::vector<std::string> names_but_reference() {
 }
 
 /// The emulations, and rows of GPUs that are here. Not Hopper's kernels, which leave odd dims to the portable ones and
-/// are tested by tests/emulation/hopper_paths_test.cpp and hopper_bwd_paths_test.cpp.
+/// are tested by tests/emulation/hopper_paths_test.cpp and hopper_bwd_paths_test.cpp; nor the emulations that differ
+/// from others in their operations alone, which rdna4_test.cpp there tests.
 inline std::vector<std::string> names_of_compiled() {
   std::vector<std::string> names;
   for (const core::Implementation* row : attention_rows()) {
     if (!compiles_kernels(*row)) continue;
     if (row->name() == "cuda.hopper" || row->name() == "emulation.sm90") continue;
+    if (row->name() == "emulation.rdna4" || row->name() == "emulation.gfx1250") continue;
     const core::DeviceSystem* device = core::device_system(row->device());
     if (device == nullptr || device->device_count() > 0) names.emplace_back(row->name());
   }

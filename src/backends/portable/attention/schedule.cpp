@@ -113,6 +113,12 @@ void shape_lone_rdna_wave(device::ForwardConfig& c, bool batch_invariant) {
   }
 }
 
+/// The widest rows of which a wave of RDNA holds 32. RDNA4's operands take half the registers; masks and columns to
+/// leave out together pass them (20 and 24 bytes spilled at head_dim 80), and elements that come one by one (8 at 128).
+std::int32_t most_dim_of_two_tiles(const device::ForwardConfig& c, Family family) {
+  return family == Family::rdna4 && c.vector_rows && (c.exact_dims || !c.ranged) ? 128 : 64;
+}
+
 void shape_forward(device::ForwardConfig& c, const Problem& p, const DeviceTraits& traits) {
   const std::int32_t dim = c.wider_dim();
   const std::int64_t rows = p.seqlen_q * group_of(p);
@@ -139,11 +145,10 @@ void shape_forward(device::ForwardConfig& c, const Problem& p, const DeviceTrait
       break;
     case Family::rdna:
     case Family::rdna4:
-      // 32 rows a wave halve the reads of shared memory; beyond head_dim 64 (RDNA4, whose operands take half the
-      // registers: 128), or with more to do for a score, they don't fit the registers, nor do 16 rows' own operand
-      // beyond 128.
+      // 32 rows a wave halve the reads of shared memory; beyond head_dim 64, or with more to do for a score, they don't
+      // fit the registers, nor do 16 rows' own operand beyond 128.
       c.waves = rows <= 16 ? 1 : 4;
-      c.rows_per_wave = dim <= (traits.family == Family::rdna ? 64 : 128) && rows > 64 && !is_featured(c) ? 32 : 16;
+      c.rows_per_wave = dim <= most_dim_of_two_tiles(c, traits.family) && rows > 64 && !is_featured(c) ? 32 : 16;
       c.rows_in_registers = dim <= 128;
       c.block_n = 32;
       if (c.waves == 1) shape_lone_rdna_wave(c, p.batch_invariant);

@@ -80,7 +80,9 @@ void shape_fp8(device::KvCacheForwardConfig& c, const DeviceTraits& traits, std:
   // at 64 on gfx1100).
   const bool is_rdna = traits.family == gpu::Family::rdna || traits.family == gpu::Family::rdna4,
              has_token_scales = c.scales == device::kTokenScales;
-  if (c.rows_per_wave > 16 && ((is_sm80 && (!c.plain_scale || has_token_scales)) || (is_rdna && has_token_scales))) {
+  // So does widening rows of 128 elements beside 32 on RDNA4 (128 bytes).
+  const bool widens_many = has_token_scales || c.head_dim + c.head_dim_v > 128;
+  if (c.rows_per_wave > 16 && ((is_sm80 && (!c.plain_scale || has_token_scales)) || (is_rdna && widens_many))) {
     c.rows_per_wave = 16, c.waves = 8;
   }
   // One wave computes, two copy and widen: 578 us for 64 sequences of 8,192 keys, 719 with 4 waves and 64 keys (H200).

@@ -138,11 +138,11 @@ void shape_forward(device::ForwardConfig& c, const Problem& p, const DeviceTrait
       break;
     case Family::gfx1250:
       // Of its 1,024 registers a lane these take up to 700. Columns to leave out beside 64 keys pass the scalar ones (8
-      // bytes of scratch at head_dim 80).
+      // bytes of scratch at head_dim 80), and so do the odd shares of rows of 96.
       c.waves = rows <= 16 ? 1 : 4;
       c.rows_per_wave = rows > 64 ? 32 : 16;
       c.rows_in_registers = 1;
-      c.block_n = dim <= 128 && c.exact_dims ? 64 : 32;
+      c.block_n = dim <= 128 && dim % 64 == 0 && c.exact_dims ? 64 : 32;
       break;
     case Family::rdna:
     case Family::rdna4:

@@ -123,6 +123,8 @@ device::KvCacheForwardConfig shaped_forward(const KvCacheProblem& p, const Probl
   const std::int64_t rows = attention.seqlen_q * (c.pack_gqa ? group_of(part) : 1);
   if (is_fp8(p)) shape_fp8(c, traits, rows, p.batch_invariant);
   if (is_paged(p) && (traits.family == gpu::Family::rdna || traits.family == gpu::Family::rdna4)) shape_rdna_pages(c);
+  // Addresses of pages beside 32 rows of 256 elements pass gfx1250's scalar registers (8 bytes of scratch).
+  if (is_paged(p) && traits.family == gpu::Family::gfx1250 && c.head_dim + c.head_dim_v > 384) c.rows_per_wave = 16;
   while (!fits<KvCacheForward>(c, traits) && (c.block_n > 32 || c.waves > 1 || c.stages > 1)) {
     (c.block_n > 32 ? c.block_n : c.waves > 1 ? c.waves : c.stages) /= 2;
   }

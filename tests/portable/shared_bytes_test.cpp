@@ -23,10 +23,8 @@ namespace {
 using core::append, core::concat, gpu::KernelKey;
 
 /// One for each family and each size of a block's shared memory.
-constexpr std::string_view kBlocks[] = {"sm_80",  "sm_86",   "sm_90a",  "gfx90a",
-                                        "gfx950", "gfx1100", "gfx1201", "gfx1250"};
-constexpr gpu::Family kFamilies[] = {gpu::Family::sm80, gpu::Family::cdna, gpu::Family::rdna, gpu::Family::rdna4,
-                                     gpu::Family::gfx1250};
+constexpr std::string_view kBlocks[] = {"sm_80", "sm_86", "sm_90a", "gfx90a", "gfx950", "gfx1100", "gfx1201"};
+constexpr gpu::Family kFamilies[] = {gpu::Family::sm80, gpu::Family::cdna, gpu::Family::rdna, gpu::Family::rdna4};
 
 constexpr std::pair<int, int> kHeadDims[] = {{32, 32},   {40, 40},   {64, 64},   {96, 96},   {128, 128}, {160, 160},
                                              {192, 192}, {224, 224}, {256, 256}, {192, 128}, {256, 32},  {32, 256}};

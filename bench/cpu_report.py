@@ -133,6 +133,7 @@ def overhead_table(overhead: Json) -> str:
     lines = [
         [f"C++ {what}, {measured['implementation']}", f"{ns / 1000:.2f}"]
         for measured in overhead["cpp"]
+        if measured["problem"].startswith("attention_")
         for what, ns in measured["ns"].items()
     ]
     lines += [[f"Python, {what}", f"{microseconds:.2f}"] for what, microseconds in overhead["torch_us"].items()]

@@ -99,7 +99,8 @@ def test_overhead_program(bench_module):
     if program is None:
         pytest.skip("tilewise-overhead is not built")
     measured = json.loads(subprocess.run([program, "--json"], capture_output=True, text=True, check=True).stdout)
-    assert [entry["problem"].split()[0] for entry in measured] == ["attention_forward"] * 2
+    problems = [entry["problem"].split()[0] for entry in measured]
+    assert problems == ["attention_forward"] * 2 + ["kv_cache_attention"] * 2 + ["append_kv"]
     for entry in measured:
         assert entry["implementation"]
         assert all(ns > 0 for ns in entry["ns"].values())

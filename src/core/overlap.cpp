@@ -100,7 +100,7 @@ std::uint64_t step_of(const TensorView& view, std::size_t axis) {
 
 /// The addresses from a tensor's first byte to past its last one; equal where it has no elements.
 struct Range {
-  std::uint64_t begin = 0, end = 0;
+  std::uint64_t begin, end;  // no defaults: arrays of ranges are filled as far as they are used
   [[nodiscard]] bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
 };
 

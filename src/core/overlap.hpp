@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -35,18 +36,22 @@ class TensorList {
  public:
   void add(const ArgumentName& name, const TensorView& view) {
     if (count_ < kMostTensors) {
-      few_[count_++] = {name, view};
+      std::construct_at(few() + count_++, name, view);
       return;
     }
-    if (many_.empty()) many_.assign(few_.begin(), few_.end());
+    if (many_.empty()) many_.assign(few(), few() + count_);
     many_.emplace_back(name, view);
   }
   [[nodiscard]] std::span<const NamedTensor> tensors() const {
-    return many_.empty() ? std::span(few_).first(count_) : std::span(many_);
+    return many_.empty() ? std::span(few(), count_) : std::span(many_);
   }
 
  private:
-  std::array<NamedTensor, kMostTensors> few_;
+  [[nodiscard]] NamedTensor* few() { return reinterpret_cast<NamedTensor*>(few_.data()); }
+  [[nodiscard]] const NamedTensor* few() const { return reinterpret_cast<const NamedTensor*>(few_.data()); }
+
+  /// Of the first count_: making all of them took half of checking a call.
+  alignas(NamedTensor) std::array<std::byte, kMostTensors * sizeof(NamedTensor)> few_;
   std::vector<NamedTensor> many_;  ///< all of them, once they are more than fit
   std::size_t count_ = 0;
 };

@@ -10,10 +10,9 @@
 #include "array.hpp"
 #include "console.hpp"
 #include "core/message.hpp"
-#include "operations/kv_cache/call.hpp"
-#include "operations/kv_cache/names.hpp"
+#include "operations/kv_cache/kv_cache.hpp"
 #include "operations/kv_cache/rules.hpp"
-#include "operations/kv_cache/tensors.hpp"
+#include "operations/kv_cache/schema.hpp"
 #include "option_checks.hpp"
 #include "run_files.hpp"
 
@@ -21,7 +20,6 @@ namespace tilewise::tools {
 namespace {
 
 using core::invalid_argument;
-using operations::kv_cache::call_of;
 
 constexpr std::string_view kWith = "--k-cache";  // chooses the operation
 
@@ -123,8 +121,8 @@ void add_changed(const operations::kv_cache::Call& call, const KvCacheFiles& fil
                                           {"v_cache", "--v-cache-out", files.v_cache_out, kKeys},
                                           {"k_scale", "--k-scale-out", files.k_scale_out, kTokens},
                                           {"v_scale", "--v-scale-out", files.v_scale_out, kTokens}}};
-  operations::kv_cache::for_each_tensor(call, [&](std::string_view name, const TensorView& view, core::Access access) {
-    const auto* output = std::ranges::find(outputs, name, &Output::tensor);
+  const auto add = [&](const core::ArgumentName& name, const TensorView& view, core::Access access) {
+    const auto* output = std::ranges::find(outputs, name.role, &Output::tensor);
     if (output == outputs.end() || output->file.empty()) return;
     if (access != core::Access::mutate || !view.defined()) {
       invalid_argument(output->option, ": needs ", output->need, " (got none)");
@@ -132,12 +130,13 @@ void add_changed(const operations::kv_cache::Call& call, const KvCacheFiles& fil
     TensorView stored = view;
     if (stored.dtype == DType::fp8_e4m3) stored.dtype = DType::u8;
     results.add(output->option, output->file, stored);
-  });
+  };
+  operations::KvCache::for_each_tensor(call, add);
 }
 
 template <typename Arguments>
 void run_arguments(const KvCacheRun& run, const Arguments& arguments, Results& results) {
-  add_changed(call_of(arguments), run.files, results);
+  add_changed(operations::kv_cache::Call(arguments), run.files, results);
   results.check_wanted();
   const KvCacheProblem described = describe(arguments);
   check_stated_problem(run, described);

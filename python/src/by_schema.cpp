@@ -5,6 +5,8 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string_view.h>
 
+#include <type_traits>
+
 #include "bindings.hpp"
 #include "operations/derived/description.hpp"
 #include "operations/list.hpp"
@@ -15,11 +17,15 @@ namespace {
 
 using operations::schema::CallDescription, operations::schema::FieldDescription, operations::schema::TensorDescription;
 
+/// The KV cache step has a schema, and bindings by hand: its tensors are in a struct of options, in another order.
+template <typename Op>
+inline constexpr bool kIsBoundByHand = std::is_same_v<Op, operations::KvCache>;
+
 /// Calls visit.operator()<Op, Arguments>() for each kind of call of each such operation.
 template <typename Visit>
 void for_each_call(const Visit& visit) {
   operations::All::for_each([&visit]<typename Op> {
-    if constexpr (requires { Op::kSchema; })
+    if constexpr (requires { Op::kSchema; } && !kIsBoundByHand<Op>)
       Op::Schema::for_each_call([&visit]<typename Arguments> { visit.template operator()<Op, Arguments>(); });
   });
 }

@@ -11,7 +11,7 @@
 #include "array.hpp"
 #include "bindings.hpp"
 #include "core/num_threads.hpp"
-#include "operations/kv_cache/names.hpp"
+#include "operations/kv_cache/schema.hpp"
 #include "outputs.hpp"
 #include "tilewise/kv_cache.hpp"
 

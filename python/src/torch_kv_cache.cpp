@@ -111,14 +111,14 @@ void attend(KvCacheArguments& a, const SelectOptions& select, bool given_out, sh
   if (!given_out) a.out = planned_out(a.q, values_of(a));
   if (lse != nullptr) a.softmax_lse = planned_lse(a.q, a.q.rank == 3 ? Layout::thd : Layout::bshd);
   if (is_huge(a.out) || is_huge(a.softmax_lse))
-    static_cast<void>(operations::kv_cache::describe(operations::kv_cache::call_of(a)));
+    static_cast<void>(operations::KvCache::describe(operations::KvCache::Call(a)));
   if (!given_out) out = shim::Tensor::empty(&a.out);
   if (lse != nullptr) *lse = shim::Tensor::empty(&a.softmax_lse);
   void* stream = shim::current_stream(a.q.device);
   const TensorView& cu_seqlens = a.options.cu_seqlens_q;
   if (!given_out) clear_before(a.out, cu_seqlens, stream);
   clear_lse_before(a.softmax_lse, cu_seqlens, stream);
-  run_on_stream<operations::KvCache>(operations::kv_cache::call_of(a), a.q.device, select, stream);
+  run_on_stream<operations::KvCache>(operations::KvCache::Call(a), a.q.device, select, stream);
   if (!given_out) clear_rest(a.out, cu_seqlens);
   clear_rest_of_lse(a.softmax_lse, cu_seqlens);
 }
@@ -190,8 +190,8 @@ void append_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std:
     a.k = k.view("k");
     a.v = v.view("v");
     places.view(caches, a.options);
-    run_on_stream<operations::KvCache>(operations::kv_cache::call_of(a), a.k.device,
-                                       {std::string(implementation.view())}, shim::current_stream(a.k.device));
+    run_on_stream<operations::KvCache>(operations::KvCache::Call(a), a.k.device, {std::string(implementation.view())},
+                                       shim::current_stream(a.k.device));
   });
 }
 

@@ -9,8 +9,13 @@
 
 namespace tilewise::core {
 
+/// The same as same_kind() of two that are given, in one dtype.
+[[nodiscard]] bool same_kind_given(const TensorView& a, const TensorView& b);
+
 /// Whether describe() sees no difference between two tensors: everything but the address, and of that its alignment.
-[[nodiscard]] bool same_kind(const TensorView& a, const TensorView& b);
+[[nodiscard]] inline bool same_kind(const TensorView& a, const TensorView& b) {
+  return a.dtype == b.dtype && (!a.defined() || same_kind_given(a, b));
+}
 
 /// Remembers one call. LastCall is the operation's: is_like(call), and remember(call), which may decline.
 template <typename LastCall>

@@ -30,6 +30,32 @@ struct MemberOf<Value_ Class_::*> {
   using Value = Value_;
 };
 
+/// A member of a member: what calls keep in a struct of options.
+template <typename Outer, typename Inner>
+struct Nested {
+  Outer outer;
+  Inner inner;
+};
+template <typename Outer, typename Inner>
+struct MemberOf<Nested<Outer, Inner>> {
+  using Class = typename MemberOf<Outer>::Class;
+  using Value = typename MemberOf<Inner>::Value;
+};
+template <typename Outer, typename Inner>
+[[nodiscard]] constexpr Nested<Outer, Inner> in(Outer outer, Inner inner) {
+  return {outer, inner};
+}
+
+/// What a struct holds in a member, or in a member of one.
+template <typename Class, typename Member>
+[[nodiscard]] constexpr auto& held(Class& object, Member member) {
+  return object.*member;
+}
+template <typename Class, typename Outer, typename Inner>
+[[nodiscard]] constexpr auto& held(Class& object, const Nested<Outer, Inner>& member) {
+  return object.*member.outer.*member.inner;
+}
+
 /// Whether the sequences of a problem are packed one after another, where its operation knows layouts.
 template <typename Problem>
 [[nodiscard]] constexpr bool is_packed(const Problem& problem) {
@@ -44,16 +70,23 @@ struct Dimension {
   std::string_view name;
   std::int64_t Problem::* size = nullptr;
   std::int64_t least = 0, most = kMostInt32;
-  std::string_view packed_name = name;                        ///< where sequences are packed
+  std::int64_t beyond = 0;                                    ///< longer by this than the field
+  std::string_view packed_name = name;                        ///< where sequences are packed ...
+  std::int64_t Problem::* packed_size = nullptr;              ///< ... and the field, where that is another one
   bool unpacked_only = false;                                 ///< tensors do not have it where sequences are packed
   std::string_view index = name;                              ///< a position along it, in messages
   std::int64_t (*follows)(const Problem& problem) = nullptr;  ///< instead of a field
   bool (*exists)(const Problem& problem) = nullptr;           ///< tensors have it where this holds; null: always
   bool Problem::* present = nullptr;  ///< the same by a field, which the rank of a call's anchor says
+  bool any = false;                   ///< tensors may have any size of it; what follows is that of a contiguous call
 
   [[nodiscard]] constexpr std::string_view name_in(const Problem& p) const { return is_packed(p) ? packed_name : name; }
+  /// The field that holds its size; null where that follows.
+  [[nodiscard]] constexpr std::int64_t Problem::* field_in(const Problem& p) const {
+    return packed_size != nullptr && is_packed(p) ? packed_size : size;
+  }
   [[nodiscard]] constexpr std::int64_t size_in(const Problem& p) const {
-    return follows != nullptr ? follows(p) : p.*size;
+    return follows != nullptr ? follows(p) : p.*field_in(p) + beyond;
   }
   [[nodiscard]] constexpr bool is_in(const Problem& p) const {
     return !(unpacked_only && is_packed(p)) && (exists == nullptr || exists(p)) && (present == nullptr || p.*present);
@@ -63,7 +96,7 @@ struct Dimension {
 /// The dimensions of a tensor, in the order of its shape.
 template <typename Problem>
 struct Dimensions {
-  static constexpr std::size_t kMost = 5;  // and one more for the parts of a stacked list
+  static constexpr std::size_t kMost = 6;  // and one more for the parts of a stacked list
   /// layout: the four are batch, sequence, head and dim, and the layout says where each is.
   enum class Order : std::uint8_t { written, layout };
 
@@ -135,8 +168,13 @@ struct Tensor {
   std::string_view name;
   core::Access access = core::Access::read;
   bool read_later = false;  ///< written by the first kind of call, and read by the others
+  /// Of one whose access is mutate: the tensor whose presence changes it, and a further condition on its own; else it
+  /// is read.
+  std::string_view changed_with{};
+  bool (*changes)(const TensorView& view) = nullptr;
   bool optional = false;
   bool rows = false;  ///< its last dimension is contiguous, and whether every row starts on 16 bytes is the problem's
+  bool (*moved)(const Problem& problem) = nullptr;  ///< ... where this holds; null: always
   /// The same of a matrix whose last dimension or the one before it is contiguous: whether the latter is.
   bool Problem::* transposed = nullptr;
   Dimensions<Problem> dimensions{};
@@ -151,7 +189,7 @@ struct Tensor {
   DType Problem::* dtype = nullptr;  ///< takes its element type
   bool Problem::* given = nullptr;   ///< whether it is there
   Kind<Problem> kind{};              ///< whether, and which of `types` it has
-  /// Whether it must be there, else it must not: by the field of this key, which calls state.
+  /// Whether it must be there, or where it is optional may be, else it must not: by the field of this key.
   bool (*needed)(const Problem& problem) = nullptr;
   std::string_view needed_by{};
   void (*note)(Problem& problem, std::span<const TensorView> entries) = nullptr;  ///< anything else
@@ -190,13 +228,21 @@ template <typename Problem>
 }
 
 /// A tensor, and the members of the calls' arguments that hold it: one of each kind of call that has it.
-template <typename Problem, typename... Members>
+template <typename Problem, typename MemberTuple, typename NumberTuple = std::tuple<>>
 struct Argument {
   Tensor<Problem> tensor;
-  std::tuple<Members...> members;
+  MemberTuple members;
+  NumberTuple numbers{};  ///< members that hold a number in its stead, as an optional
+
+  /// Says where calls state a number instead. Whether they do is part of what a call is like, the number is not.
+  template <typename... Numbers>
+  [[nodiscard]] constexpr Argument<Problem, MemberTuple, std::tuple<Numbers...>> or_number(Numbers... of) const {
+    return {tensor, members, {of...}};
+  }
 };
 template <typename Problem, typename... Members>
-[[nodiscard]] constexpr Argument<Problem, Members...> argument(const Tensor<Problem>& tensor, Members... members) {
+[[nodiscard]] constexpr Argument<Problem, std::tuple<Members...>> argument(const Tensor<Problem>& tensor,
+                                                                           Members... members) {
   return {tensor, {members...}};
 }
 
@@ -211,12 +257,30 @@ struct Field {
   bool unpacked_only;
   Value Problem::* value;
   Default by_default;
-  std::tuple<Members...> members{};  ///< of the calls' arguments that the field is copied from
+  bool (*exists)(const Problem& problem) = nullptr;  ///< problems have it where this holds; null: all do
+  std::string_view exists_with{};                    ///< what makes it hold, in words; none: another kind of call
+  bool (*stated)(const Problem& problem) = nullptr;  ///< calls state it where this holds; null: all that can
+  std::tuple<Members...> members{};                  ///< of the calls' arguments that the field is copied from
 
+  [[nodiscard]] constexpr bool is_in(const Problem& p) const {
+    return !(unpacked_only && is_packed(p)) && (exists == nullptr || exists(p));
+  }
   /// Says where calls state it.
   template <typename... Stated>
-  [[nodiscard]] constexpr Field<Problem, Value, Default, Stated...> from(Stated... stated) const {
-    return {key, packed_key, unpacked_only, value, by_default, {stated...}};
+  [[nodiscard]] constexpr Field<Problem, Value, Default, Stated...> from(Stated... of) const {
+    return {key, packed_key, unpacked_only, value, by_default, exists, exists_with, stated, {of...}};
+  }
+  /// Says which problems have it.
+  [[nodiscard]] constexpr Field where(bool (*holds)(const Problem& problem), std::string_view words = {}) const {
+    return {key, packed_key, unpacked_only, value, by_default, holds, words, stated, members};
+  }
+  /// Says its key where sequences are packed.
+  [[nodiscard]] constexpr Field packed_as(std::string_view name) const {
+    return {key, name, unpacked_only, value, by_default, exists, exists_with, stated, members};
+  }
+  /// Says of which problems calls state it: of others it follows from their tensors.
+  [[nodiscard]] constexpr Field stated_where(bool (*holds)(const Problem& problem)) const {
+    return {key, packed_key, unpacked_only, value, by_default, exists, exists_with, holds, members};
   }
 };
 template <typename Problem, typename Value, typename Default = Fresh>
@@ -252,14 +316,19 @@ struct Operation {
   /// Returns visit.operator()<Arguments>() for the struct of arguments that such problems have.
   template <typename Visit>
   static auto with_arguments(const Problem& problem, const Visit& visit) {
-    return with_arguments<Visit, Calls...>(static_cast<std::size_t>(problem.*kKind), visit);
+    return with_call(static_cast<std::size_t>(problem.*kKind), visit);
+  }
+  /// The same of a kind of call by its index.
+  template <typename Visit>
+  static auto with_call(std::size_t index, const Visit& visit) {
+    return with_call<Visit, Calls...>(index, visit);
   }
 
  private:
   template <typename Visit, typename First, typename... Rest>
-  static auto with_arguments(std::size_t index, const Visit& visit) {
+  static auto with_call(std::size_t index, const Visit& visit) {
     if constexpr (sizeof...(Rest) > 0) {
-      if (index > 0) return with_arguments<Visit, Rest...>(index - 1, visit);
+      if (index > 0) return with_call<Visit, Rest...>(index - 1, visit);
     }
     return visit.template operator()<First>();
   }

@@ -8,7 +8,6 @@
 
 #include "core/device.hpp"
 #include "core/message.hpp"
-#include "operations/kv_cache/tensors.hpp"
 #include "verify/verify.hpp"
 
 namespace tilewise::verify {
@@ -312,7 +311,7 @@ namespace {
 
 template <typename Arguments>
 void change_given(Arguments& arguments, const Change& change) {
-  operations::kv_cache::change_each_tensor(arguments, [&change](TensorView& view) {
+  operations::schema::change_each_tensor<operations::kv_cache::kSchema>(arguments, [&change](TensorView& view) {
     if (view.defined()) change(view);
   });
 }
@@ -354,8 +353,8 @@ std::vector<ErrorBounds> DrawnKvCache::bounds(const std::vector<Output>& expecte
   // The arguments must outlive the call made of them.
   const KvCacheArguments attention = arguments(expected);
   const AppendKvArguments append = append_arguments(expected);
-  const operations::kv_cache::Call call =
-      alone() ? operations::kv_cache::call_of(append) : operations::kv_cache::call_of(attention);
+  using operations::kv_cache::Call;
+  const Call call = alone() ? Call(append) : Call(attention);
   return kv_cache_bounds(operations::kv_cache::make_params(call, problem_), expected, values_, tanh_error);
 }
 

@@ -14,7 +14,7 @@
 namespace tilewise {
 namespace {
 
-using operations::KvCache, operations::kv_cache::call_of;
+using operations::KvCache;
 using test::error_of, test::state, test::stream;
 
 constexpr Device kGpu{DeviceType::cuda, 0};
@@ -29,7 +29,7 @@ class KvCacheChecks : public testing::Test {
 
   template <typename Arguments>
   static void check(const Arguments& arguments) {
-    KvCache::check_device_values(call_of(arguments), describe(arguments), stream(3));
+    KvCache::check_device_values(KvCache::Call(arguments), describe(arguments), stream(3));
   }
 };
 

@@ -92,11 +92,11 @@ class Decoding {
     EXPECT_EQ(got, run(implementation)) << "other bits";
   }
   [[nodiscard]] std::string schedule_of(const std::string& implementation) const {
-    return plan(operations::kv_cache::describe(operations::kv_cache::call_of(arguments_)), {implementation}).schedule();
+    return plan(operations::KvCache::describe(operations::KvCache::Call(arguments_)), {implementation}).schedule();
   }
   /// Once the lengths have been checked, others stand there.
   void run_with(const std::vector<std::int32_t>& lies, const std::string& implementation) {
-    const operations::kv_cache::Call call = operations::kv_cache::call_of(arguments_);
+    const operations::kv_cache::Call call(arguments_);
     const KvCacheProblem problem = operations::kv_cache::describe(call);
     const operations::kv_cache::KvCacheParams params = operations::kv_cache::make_params(call, problem);
     lengths_ = lies;

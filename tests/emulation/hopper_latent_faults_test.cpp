@@ -128,7 +128,7 @@ class LatentCall {
     reference.out = step_.tensor({1, kQueries, kHeads, kDimV}, DType::bf16);
     kv_cache_attention(reference, {"reference"});
     expected_ = values(reference.out);
-    const operations::kv_cache::Call described = operations::kv_cache::call_of(arguments_);
+    const operations::kv_cache::Call described(arguments_);
     const KvCacheProblem problem = operations::kv_cache::describe(described);
     call_ = operations::kv_cache::make_params(described, problem);
     core::DeviceDescription device;

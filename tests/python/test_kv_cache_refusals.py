@@ -92,7 +92,7 @@ BAD = {
         {},
         {name: table.bfloat16() for name, table in _rotary().items()},
         TypeError,
-        r"rotary_cos: dtype must be f32 or that of [qk], f32 \(got bf16\)",
+        r"rotary_cos: dtype must be f32 \(got bf16\)",
     ),
     "rotary_alone": ({}, {"rotary_cos": torch.ones(16, 4)}, ValueError, r"rotary_sin: must be given with the other"),
     "rotary_position": (
@@ -138,8 +138,8 @@ BAD = {
     "caches_differ": ({}, {"v_cache": torch.zeros(8, 4, 2, 8).half()}, TypeError, r"v_cache: dtype must be f32"),
     "keys_f16": ({}, {"v": torch.zeros(2, 1, 2, 8).half()}, TypeError, r"v: dtype must be f32 \(got f16\)"),
     "k_alone": ({}, {"v": None}, ValueError, r"v: must be given with k \(got k alone\)"),
-    "cache_heads": ({}, {"k_cache": torch.zeros(8, 4, 3, 8)}, ValueError, "must be a multiple|v_cache: shape"),
-    "cache_dim": ({}, {"k_cache": torch.zeros(8, 4, 2, 9)}, ValueError, "k_cache: head_dim must be that of [qk], 8"),
+    "cache_heads": ({}, {"k_cache": torch.zeros(8, 4, 3, 8)}, ValueError, "[kv]_cache: shape must be"),
+    "cache_dim": ({}, {"k_cache": torch.zeros(8, 4, 2, 9)}, ValueError, r"k_cache: shape must be .*8\] \(got"),
     "same_caches": ({}, lambda call: {"v_cache": call["k_cache"]}, ValueError, r"k_cache: must not overlap v_cache"),
     "cache_on_k": ({}, lambda call: _sharing(call, "k", "k_cache"), ValueError, "k_cache: must not overlap k in"),
     "cache_on_v": ({}, lambda call: _sharing(call, "v", "v_cache"), ValueError, "v_cache: must not overlap v in"),
@@ -167,7 +167,7 @@ BAD_ATTENTION = {
         {},
         lambda call: {"out": call["v_cache"].view(-1)[:64].view(2, 1, 4, 8)},
         ValueError,
-        r"out: must not overlap v_cache in memory",
+        r"v_cache: must not overlap out in memory",
     ),
     "cache_on_q": ({}, lambda call: _sharing(call, "q", "k_cache"), ValueError, "k_cache: must not overlap q in"),
     "packed": (

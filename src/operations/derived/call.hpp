@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <tuple>
@@ -19,9 +20,6 @@
 namespace tilewise::operations::schema {
 
 inline constexpr TensorView kNotGiven;
-
-[[nodiscard]] inline std::span<const TensorView> entries_of(const TensorView& view) { return {&view, 1}; }
-[[nodiscard]] inline std::span<const TensorView> entries_of(std::span<const TensorView> views) { return views; }
 
 /// The member of `Arguments` among an argument's, as its only one; or none.
 template <typename Arguments, typename... Members>
@@ -108,18 +106,110 @@ inline constexpr std::size_t kFirstList = [] {
   return place;
 }();
 
-/// Borrows from the arguments it was made of.
+/// How many tensors of a schema are lists.
+template <const auto& kSchema>
+inline constexpr std::size_t kLists = [] {
+  std::size_t count = 0;
+  for (const auto& tensor : kTensors<kSchema>) count += tensor.list.count != nullptr ? 1 : 0;
+  return count;
+}();
+
+/// What a call states as a field or as a number instead of a tensor, as LastCallOf<> remembers it.
+template <typename Member>
+using StatedBy = typename MemberOf<Member>::Value;
+struct NotStated {
+  friend constexpr bool operator==(const NotStated&, const NotStated&) = default;
+};
+template <typename Row>
+struct StatedOf {
+  using Value = NotStated;
+};
+template <typename Problem, typename Value_, typename Default, typename First, typename... Rest>
+struct StatedOf<Field<Problem, Value_, Default, First, Rest...>> {
+  using Value = StatedBy<First>;
+};
+template <typename Problem, typename MemberTuple, typename First, typename... Rest>
+struct StatedOf<Argument<Problem, MemberTuple, std::tuple<First, Rest...>>> {
+  using Value = bool;  // whether there is a number
+};
+template <typename... Rows>
+[[nodiscard]] constexpr std::tuple<typename StatedOf<Rows>::Value...> stated_by(const std::tuple<Rows...>&) {
+  return {};
+}
+
+/// Everything that a call says beside its tensors.
+template <const auto& kSchema>
+struct StatedValues {
+  decltype(stated_by(kSchema.fields)) fields;
+  decltype(stated_by(kSchema.arguments)) numbers;
+
+  template <typename Arguments>
+  void take(const Arguments& arguments) {
+    visit(arguments, [](auto& mine, const auto& given) {
+      mine = given;
+      return true;
+    });
+  }
+  /// Whether arguments of the same type as those taken last state the same.
+  template <typename Arguments>
+  [[nodiscard]] bool are_those_of(const Arguments& arguments) const {
+    return visit(arguments, [](const auto& mine, const auto& given) { return mine == given; });
+  }
+
+ private:
+  template <typename Arguments, typename Visit>
+  bool visit(const Arguments& arguments, const Visit& each) {
+    return visit_all(*this, arguments, each);
+  }
+  template <typename Arguments, typename Visit>
+  bool visit(const Arguments& arguments, const Visit& each) const {
+    return visit_all(*this, arguments, each);
+  }
+  template <typename Self, typename Arguments, typename Visit>
+  static bool visit_all(Self& self, const Arguments& arguments, const Visit& each) {
+    const auto field = [&](const auto& row, auto& mine) {
+      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(mine)>, NotStated>) {
+        return true;
+      } else if constexpr (std::is_same_v<Arguments, typename std::remove_cvref_t<decltype(kSchema)>::Problem>) {
+        return each(mine, arguments.*row.value);
+      } else {
+        const auto member = member_in<Arguments>(row.members);
+        if constexpr (std::tuple_size_v<decltype(member)> > 0) return each(mine, held(arguments, std::get<0>(member)));
+        return true;
+      }
+    };
+    const auto number = [&](const auto& row, auto& mine) {
+      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(mine)>, NotStated>) {
+        return true;
+      } else {
+        const auto member = member_in<Arguments>(row.numbers);
+        if constexpr (std::tuple_size_v<decltype(member)> > 0)
+          return each(mine, held(arguments, std::get<0>(member)).has_value());
+        return true;
+      }
+    };
+    return all(kSchema.fields, self.fields, field) && all(kSchema.arguments, self.numbers, number);
+  }
+  template <typename Rows, typename Values, typename Visit>
+  static bool all(const Rows& rows, Values& values, const Visit& visit) {
+    return [&]<std::size_t... i>(std::index_sequence<i...>) {
+      return (visit(std::get<i>(rows), std::get<i>(values)) && ...);
+    }(std::make_index_sequence<std::tuple_size_v<Rows>>());
+  }
+};
+
+/// Borrows from the arguments it was made of. Every run makes one: it copies nothing but addresses.
 template <const auto& kSchema>
 class CallOf {
  public:
-  using Problem = typename std::remove_cvref_t<decltype(kSchema)>::Problem;
+  using Schema = std::remove_cvref_t<decltype(kSchema)>;
+  using Problem = typename Schema::Problem;
   static constexpr std::size_t kCount = kTensors<kSchema>.size();
 
   template <typename Arguments>
-  explicit CallOf(const Arguments& arguments) : index_(call_index<Arguments>(kSchema)) {
-    static_assert(call_index<Arguments>(kSchema) < std::remove_cvref_t<decltype(kSchema)>::kCalls);
+    requires(call_index<Arguments>(kSchema) < Schema::kCalls)
+  explicit CallOf(const Arguments& arguments) : index_(call_index<Arguments>(kSchema)), source_(&arguments) {
     take_tensors(arguments, std::make_index_sequence<kCount>());
-    std::apply([&](const auto&... fields) { (take_value(fields, arguments), ...); }, kSchema.fields);
     stacked_ = holds_stacked();
   }
 
@@ -129,27 +219,59 @@ class CallOf {
     std::span<const TensorView> entries;
   };
   CallOf(std::size_t index, const Problem& stated, std::initializer_list<Given> given)
-      : index_(index), stated_(stated) {
-    for (const Given& each : given) entries_[each.role.place] = each.entries;
+      : index_(index), source_(&stated), in_arguments_(false) {
+    first_.fill(&kNotGiven);
+    for (const Given& each : given) {
+      if (!each.entries.empty()) first_[each.role.place] = each.entries.data();
+      if constexpr (kLists<kSchema> > 0) {
+        if (kTensors<kSchema>[each.role.place].list.count != nullptr)
+          counts_[list_index(each.role.place)] = each.entries.size();
+      }
+    }
     stacked_ = holds_stacked();
   }
+
+  CallOf(std::size_t index, Problem&& stated, std::initializer_list<Given> given) = delete;  // would not outlive it
 
   /// Index of the struct of arguments among the schema's.
   [[nodiscard]] std::size_t index() const { return index_; }
   /// The tensors of a role: one, which may be undefined, or a list. Empty for a role of other calls.
-  [[nodiscard]] std::span<const TensorView> operator[](Role<kSchema> role) const { return entries_[role.place]; }
-  /// The one tensor of a role; undefined where not given, and for a role of other calls.
-  [[nodiscard]] const TensorView& one(Role<kSchema> role) const { return one_at(role.place); }
-  [[nodiscard]] const TensorView& one_at(std::size_t place) const {
-    return entries_[place].empty() ? kNotGiven : entries_[place].front();
+  [[nodiscard]] std::span<const TensorView> operator[](Role<kSchema> role) const { return entries(role.place); }
+  [[nodiscard]] std::span<const TensorView> entries(std::size_t place) const {
+    if constexpr (kLists<kSchema> > 0) {
+      if (kTensors<kSchema>[place].list.count != nullptr) return {first_[place], counts_[list_index(place)]};
+    }
+    return {first_[place], has(place) ? std::size_t{1} : std::size_t{0}};
   }
-  [[nodiscard]] const std::array<std::span<const TensorView>, kCount>& entries() const { return entries_; }
+  /// The one tensor of a role, or the first of a list; undefined where not given, and for a role of other calls.
+  [[nodiscard]] const TensorView& one(Role<kSchema> role) const { return one_at(role.place); }
+  [[nodiscard]] const TensorView& one_at(std::size_t place) const { return *first_[place]; }
   /// Whether such calls have the role at all.
   [[nodiscard]] bool has(std::size_t place) const { return kRoles<kSchema>[index_][place]; }
   /// Whether each list holds one tensor with the dimension that counts its parts.
   [[nodiscard]] bool stacked() const { return stacked_; }
-  /// The fields that the arguments state as they are; the others are a fresh problem's.
-  [[nodiscard]] const Problem& stated() const { return stated_; }
+  /// A problem with the fields that the arguments state as they are; the others are a fresh one's. Optional ones that
+  /// are not given are too.
+  [[nodiscard]] Problem stated() const {
+    return with_source([](const auto& source) { return stated_of(source); });
+  }
+  /// Whether the call states what is remembered of one of its kind, and remembering it.
+  [[nodiscard]] bool states(const StatedValues<kSchema>& remembered) const {
+    return with_source([&](const auto& source) { return remembered.are_those_of(source); });
+  }
+  void remember_stated(StatedValues<kSchema>& values) const {
+    with_source([&](const auto& source) { values.take(source); });
+  }
+  /// Whether visit(place, tensors) holds for each role that such calls have: a TensorView, or a span of a list. Looks
+  /// at the arguments themselves, since every run compares them with the last ones.
+  template <typename Visit>
+  [[nodiscard]] bool all_roles(const Visit& visit) const {
+    return with_source([&](const auto& source) {
+      return [&]<std::size_t... places>(std::index_sequence<places...>) {
+        return (visit_role<places>(source, visit) && ...);
+      }(std::make_index_sequence<kCount>());
+    });
+  }
   /// The tensor that sets the problem's dtype: where it is, all others must be.
   [[nodiscard]] std::size_t anchor() const { return kAnchors<kSchema>[index_]; }
   [[nodiscard]] core::ArgumentName name(std::size_t place, std::size_t entry) const {
@@ -157,36 +279,133 @@ class CallOf {
     return tensor.list.count == nullptr || stacked_ ? core::ArgumentName(tensor.name)
                                                     : core::ArgumentName(tensor.name, entry);
   }
+  /// What the call does with a role's tensors.
+  template <std::size_t place>
+  [[nodiscard]] core::Access access() const {
+    constexpr const auto& kTensor = kTensors<kSchema>[place];
+    if constexpr (kTensor.changed_with.empty()) {
+      return kTensor.access_in(index_);
+    } else {
+      constexpr std::size_t kWith = Role<kSchema>::place_of(kTensor.changed_with);
+      const bool changes = one_at(kWith).defined() && (kTensor.changes == nullptr || kTensor.changes(one_at(place)));
+      return changes ? core::Access::mutate : core::Access::read;
+    }
+  }
+  /// The same of a place that is known when the program runs.
+  [[nodiscard]] core::Access access_at(std::size_t place) const {
+    core::Access access = core::Access::read;
+    [&]<std::size_t... places>(std::index_sequence<places...>) {
+      (void)((places == place && (access = this->template access<places>(), true)) || ...);
+    }(std::make_index_sequence<kCount>());
+    return access;
+  }
+  /// Whether it states a number instead of a role's tensor.
+  [[nodiscard]] bool has_number(std::size_t place) const {
+    return with_source([&](const auto& source) {
+      return [&]<std::size_t... places>(std::index_sequence<places...>) {
+        return ((places == place && holds_number<places>(source)) || ...);
+      }(std::make_index_sequence<kCount>());
+    });
+  }
 
  private:
+  template <std::size_t place, typename Source, typename Visit>
+  bool visit_role(const Source& source, const Visit& visit) const {
+    constexpr std::integral_constant<std::size_t, place> kPlace;
+    constexpr bool kList = kTensors<kSchema>[place].list.count != nullptr;
+    if constexpr (std::is_same_v<Source, Problem>) {
+      if (!has(place)) return true;
+      if constexpr (kList)
+        return visit(kPlace, entries(place));
+      else
+        return visit(kPlace, one_at(place));
+    } else {
+      constexpr auto kMember = member_in<Source>(std::get<place>(kSchema.arguments).members);
+      if constexpr (std::tuple_size_v<decltype(kMember)> == 0)
+        return true;
+      else if constexpr (kList)
+        return visit(kPlace, std::span<const TensorView>(held(source, std::get<0>(kMember))));
+      else
+        return visit(kPlace, held(source, std::get<0>(kMember)));
+    }
+  }
   template <typename Arguments, std::size_t... places>
   void take_tensors(const Arguments& arguments, std::index_sequence<places...>) {
     const auto take = [&]<std::size_t place>(std::integral_constant<std::size_t, place>) {
       constexpr auto kMember = member_in<Arguments>(std::get<place>(kSchema.arguments).members);
-      if constexpr (std::tuple_size_v<decltype(kMember)> > 0)
-        entries_[place] = entries_of(arguments.*std::get<0>(kMember));
+      if constexpr (std::tuple_size_v<decltype(kMember)> == 0) {
+        first_[place] = &kNotGiven;
+      } else if constexpr (kTensors<kSchema>[place].list.count == nullptr) {
+        first_[place] = &held(arguments, std::get<0>(kMember));
+      } else {
+        const std::span<const TensorView> list = held(arguments, std::get<0>(kMember));
+        first_[place] = list.empty() ? &kNotGiven : list.data();
+        counts_[list_index(place)] = list.size();
+      }
     };
     (take(std::integral_constant<std::size_t, places>()), ...);
   }
-  template <typename Row, typename Arguments>
-  void take_value(const Row& row, const Arguments& arguments) {
-    const auto member = member_in<Arguments>(row.members);
-    if constexpr (std::tuple_size_v<decltype(member)> > 0) stated_.*row.value = arguments.*std::get<0>(member);
+  /// Which of the lists it is.
+  [[nodiscard]] static constexpr std::size_t list_index(std::size_t place) {
+    std::size_t index = 0;
+    for (std::size_t before = 0; before < place; ++before)
+      index += kTensors<kSchema>[before].list.count != nullptr ? 1 : 0;
+    return index;
+  }
+  /// Returns visit of the struct of arguments, or of the problem that states the fields.
+  template <typename Visit>
+  auto with_source(const Visit& visit) const {
+    if (!in_arguments_) return visit(*static_cast<const Problem*>(source_));
+    return Schema::with_call(index_,
+                             [&]<typename Arguments> { return visit(*static_cast<const Arguments*>(source_)); });
+  }
+  template <typename Source>
+  static Problem stated_of(const Source& source) {
+    if constexpr (std::is_same_v<Source, Problem>) {
+      return source;
+    } else {
+      Problem stated;
+      const auto take = [&](const auto& row) {
+        const auto member = member_in<Source>(row.members);
+        if constexpr (std::tuple_size_v<decltype(member)> > 0)
+          take_value(stated.*row.value, held(source, std::get<0>(member)));
+      };
+      std::apply([&](const auto&... fields) { (take(fields), ...); }, kSchema.fields);
+      return stated;
+    }
+  }
+  template <std::size_t place, typename Source>
+  static bool holds_number(const Source& source) {
+    if constexpr (!std::is_same_v<Source, Problem>) {
+      constexpr auto kMember = member_in<Source>(std::get<place>(kSchema.arguments).numbers);
+      if constexpr (std::tuple_size_v<decltype(kMember)> > 0) return held(source, std::get<0>(kMember)).has_value();
+    }
+    return false;
+  }
+  template <typename Value>
+  static void take_value(Value& value, const Value& given) {
+    value = given;
+  }
+  template <typename Value>
+  static void take_value(Value& value, const std::optional<Value>& given) {
+    if (given) value = *given;
   }
   [[nodiscard]] bool holds_stacked() const {
     if constexpr (kFirstList<kSchema> < kCount) {
       constexpr Dimensions<Problem> kDimensions = kTensors<kSchema>[kFirstList<kSchema>].dimensions;
       constexpr int kRank = kDimensions.rank(false), kPackedRank = kDimensions.rank(true);
-      const std::span<const TensorView> list = entries_[kFirstList<kSchema>];
-      return list.size() == 1 && list.front().rank == (is_packed(stated_) ? kPackedRank : kRank) + 1;
+      const std::span<const TensorView> list = entries(kFirstList<kSchema>);
+      return list.size() == 1 && list.front().rank == (is_packed(stated()) ? kPackedRank : kRank) + 1;
     }
     return false;
   }
 
   std::size_t index_;
-  std::array<std::span<const TensorView>, kCount> entries_{};
-  Problem stated_;
+  const void* source_;  ///< the arguments, or a problem
+  bool in_arguments_ = true;
   bool stacked_ = false;
+  std::array<const TensorView*, kCount> first_;
+  std::array<std::size_t, kLists<kSchema>> counts_{};
 };
 
 /// Calls visit(place) for each of kTensors, the place as a constant: what every run does is written out.
@@ -202,11 +421,11 @@ template <const auto& kSchema, typename Visit>
 void for_each_tensor(const CallOf<kSchema>& call, Visit&& visit) {
   for_each_place<kSchema>([&](auto place) {
     constexpr std::string_view kName = kTensors<kSchema>[place].name;
-    const core::Access access = kTensors<kSchema>[place].access_in(call.index());
-    const std::span<const TensorView> entries = call.entries()[place];
+    const core::Access access = call.template access<place>();
     if constexpr (kTensors<kSchema>[place].list.count == nullptr) {
-      if (!entries.empty()) visit(core::ArgumentName(kName), entries.front(), access);
+      if (call.has(place)) visit(core::ArgumentName(kName), call.one_at(place), access);
     } else {
+      const std::span<const TensorView> entries = call.entries(place);
       for (std::size_t n = 0; n < entries.size(); ++n)
         visit(call.stacked() ? core::ArgumentName(kName) : core::ArgumentName(kName, n), entries[n], access);
     }
@@ -219,7 +438,7 @@ void for_each_member(Arguments& arguments, const Visit& visit) {
   std::size_t place = 0;
   const auto look_at = [&](const auto& argument) {
     const auto member = member_in<Arguments>(argument.members);
-    if constexpr (std::tuple_size_v<decltype(member)> > 0) visit(place, arguments.*std::get<0>(member));
+    if constexpr (std::tuple_size_v<decltype(member)> > 0) visit(place, held(arguments, std::get<0>(member)));
     ++place;
   };
   std::apply([&](const auto&... each) { (look_at(each), ...); }, kSchema.arguments);
@@ -253,51 +472,42 @@ class LastCallOf {
  public:
   /// Whether `call` is of the same kind in everything that describing it looks at.
   [[nodiscard]] bool is_like(const CallOf<kSchema>& call) const {
-    if (call.index() != index_ || !states_the_same(call)) return false;
-    const TensorView* next = tensors_.data();
-    return [&]<std::size_t... places>(std::index_sequence<places...>) {
-      return (are_like<places>(call.entries()[places], next) && ...);
-    }(std::make_index_sequence<CallOf<kSchema>::kCount>());
+    if (call.index() != index_ || !call.states(stated_)) return false;
+    return call.all_roles([this](auto place, const auto& given) {
+      const TensorView* last = tensors_.data() + begins_[place];
+      if constexpr (kTensors<kSchema>[place].list.count == nullptr) {
+        return core::same_kind(given, *last);
+      } else {
+        // Of a kind of call that is known, only lists vary in length.
+        if (given.size() != counts_[place]) return false;
+        for (const TensorView& view : given)
+          if (!core::same_kind(view, *last++)) return false;
+        return true;
+      }
+    });
   }
   bool remember(const CallOf<kSchema>& call) {
     tensors_.clear();
-    for (std::size_t place = 0; place < call.kCount; ++place) {
-      const std::span<const TensorView> entries = call.entries()[place];
-      counts_[place] = entries.size();
-      tensors_.insert(tensors_.end(), entries.begin(), entries.end());
-    }
+    (void)call.all_roles([this](auto place, const auto& given) {
+      begins_[place] = tensors_.size();
+      if constexpr (kTensors<kSchema>[place].list.count == nullptr) {
+        tensors_.push_back(given);
+      } else {
+        counts_[place] = given.size();
+        tensors_.insert(tensors_.end(), given.begin(), given.end());
+      }
+      return true;
+    });
     index_ = call.index();
-    stated_ = call.stated();
+    call.remember_stated(stated_);
     return true;
   }
 
  private:
-  /// Of a kind of call that is known, only lists vary in length.
-  template <std::size_t place>
-  [[nodiscard]] bool are_like(std::span<const TensorView> entries, const TensorView*& next) const {
-    if constexpr (kTensors<kSchema>[place].list.count == nullptr) {
-      return entries.empty() || core::same_kind(entries.front(), *next++);
-    } else {
-      if (entries.size() != counts_[place]) return false;
-      for (const TensorView& view : entries)
-        if (!core::same_kind(view, *next++)) return false;
-      return true;
-    }
-  }
-  [[nodiscard]] bool states_the_same(const CallOf<kSchema>& call) const {
-    const auto same = [&](const auto& field) {
-      if constexpr (std::tuple_size_v<decltype(field.members)> == 0)
-        return true;
-      else
-        return call.stated().*field.value == stated_.*field.value;
-    };
-    return std::apply([&same](const auto&... fields) { return (same(fields) && ...); }, kSchema.fields);
-  }
-
-  std::vector<TensorView> tensors_;  ///< of all roles, one after another
-  std::array<std::size_t, CallOf<kSchema>::kCount> counts_{};
+  std::vector<TensorView> tensors_;  ///< of all roles, one after another: where each begins, and how many a list has
+  std::array<std::size_t, CallOf<kSchema>::kCount> begins_{}, counts_{};
   std::size_t index_ = std::remove_cvref_t<decltype(kSchema)>::kCalls;  ///< none is remembered yet
-  typename CallOf<kSchema>::Problem stated_;
+  StatedValues<kSchema> stated_{};
 };
 
 }  // namespace tilewise::operations::schema

@@ -29,7 +29,9 @@ class Describer {
   using Call = CallOf<kSchema>;
   using Problem = typename Call::Problem;
 
-  explicit Describer(const Call& call) : call_(call), p_(call.stated()), anchor_(call.anchor()) {}
+  explicit Describer(const Call& call) : Describer(call, call.stated()) {}
+  /// `begun` is what the call states, and what an operation has noted by hand of the tensors together.
+  Describer(const Call& call, const Problem& begun) : call_(call), p_(begun), anchor_(call.anchor()) {}
 
   /// Not in its normal form yet.
   Problem describe() {
@@ -39,6 +41,7 @@ class Describer {
     device_ = call_.one_at(anchor_).device;
     p_.device = device_.type;
     count_lists();
+    say_what_is_stated();
     note_rank(p_, row(anchor_), call_.one_at(anchor_).rank);
     describe(anchor_);
     note_what_is_given();
@@ -50,7 +53,7 @@ class Describer {
  private:
   using Row = Tensor<Problem>;
   [[nodiscard]] static const Row& row(std::size_t place) { return kTensors<kSchema>[place]; }
-  [[nodiscard]] std::span<const TensorView> entries(std::size_t place) const { return call_.entries()[place]; }
+  [[nodiscard]] std::span<const TensorView> entries(std::size_t place) const { return call_.entries(place); }
   [[nodiscard]] std::string_view anchor_name() const { return row(anchor_).name; }
 
   /// The first list says how many entries all others have.
@@ -58,7 +61,7 @@ class Describer {
     constexpr std::size_t kFirst = kFirstList<kSchema>;
     if constexpr (kFirst < Call::kCount) {
       const List<Problem>& list = row(kFirst).list;
-      say(*list.count);
+      say(list.count->size);
       std::int64_t& count = p_.*list.count->size;
       if (!entries(kFirst).empty()) {
         p_.*list.stacked = call_.stacked();
@@ -100,23 +103,38 @@ class Describer {
     const Row& tensor = row(place);
     const std::span<const TensorView> views = entries(place);
     const bool given = is_given(place);
-    if (tensor.needed != nullptr && given != tensor.needed(p_)) refuse_presence(tensor, given);
-    if (!given && tensor.may_be_absent()) return;
+    if (given && call_.has_number(place))
+      core::invalid_argument(tensor.name, ": must be a tensor or a number (got both)");
+    if (tensor.needed != nullptr && given != tensor.needed(p_) && (given || !is_optional(place)))
+      refuse_presence(tensor, given);
+    if (!given && place != anchor_ && (tensor.may_be_absent() || is_optional(place))) return;
     // The rules of the operation say that the other tensor must be given.
     if (!tensor.like.empty() && !call_.one_at(Role<kSchema>::place_of(tensor.like)).defined()) return;
     if (!tensor.made_like.empty()) check_what_it_was_made_like(Role<kSchema>::place_of(tensor.made_like));
     if (!views.empty()) {
       check_kind(tensor, views[0], call_.name(place, 0), 0);
       take_sizes(tensor, views[0], call_.name(place, 0));
-      const core::Shape shape = shape_of(tensor, p_);  // once: filling one in takes longer than any check
+      const core::Shape shape = shape_for(tensor, views[0]);  // once: filling one in takes longer than any check
       for (std::size_t n = 0; n < views.size(); ++n) {
         const core::ArgumentName name = call_.name(place, n);
         if (n > 0) check_kind(tensor, views[n], name, n);
         core::check_shape(views[n], name, shape);
-        check_memory(tensor, views[n], name);
+        check_memory(place, views[n], name);
       }
     }
     if (tensor.note != nullptr) tensor.note(p_, views);
+  }
+
+  [[nodiscard]] bool is_optional(std::size_t place) const { return row(place).optional || call_.has_number(place); }
+  /// The shape that a tensor must have: sizes that may be any are its own, and one number may come as a row of one.
+  [[nodiscard]] core::Shape shape_for(const Row& tensor, const TensorView& view) const {
+    core::Shape shape = shape_of(tensor, p_);
+    if (shape.rank == 0 && view.rank == 1) return {{"1", 1}};
+    for_each_axis(tensor, p_, [&](int axis, const Dimension<Problem>& dimension) {
+      if (dimension.any && axis < view.rank)
+        shape.dims[static_cast<std::size_t>(axis)].size = core::size_at(view, axis);
+    });
+    return shape;
   }
 
   /// An output may have been made like an input of a dtype that the operation does not know: the input is what the
@@ -134,7 +152,10 @@ class Describer {
     if (!tensor.like.empty())
       return core::check_dtype(view, name, entries(Role<kSchema>::place_of(tensor.like))[entry].dtype);
     if (type_of(tensor, view.dtype) == types_of(tensor)) check_dtype_of(tensor, view, name);
-    if (tensor.dtype != nullptr) p_.*tensor.dtype = view.dtype;
+    if (tensor.dtype == nullptr) return;
+    // What the anchor says, another that would say it must have.
+    if (&tensor != &row(anchor_) && tensor.dtype == row(anchor_).dtype) core::check_dtype(view, name, p_.*tensor.dtype);
+    p_.*tensor.dtype = view.dtype;
   }
   /// Which of a row's types it is; how many they are where none.
   [[nodiscard]] std::size_t type_of(const Row& tensor, DType dtype) const {
@@ -160,11 +181,11 @@ class Describer {
     int rank = 0;
     for_each_axis(tensor, p_, [&rank](int, const Dimension<Problem>&) { ++rank; });
     for_each_axis(tensor, p_, [&](int axis, const Dimension<Problem>& dimension) {
-      if (dimension.size == nullptr || is_said(dimension)) return;
+      if (dimension.size == nullptr || is_said(dimension.field_in(p_))) return;
       if (view.rank != rank) refuse_rank(tensor, view, name);
-      p_.*dimension.size = core::size_at(view, axis);
+      p_.*dimension.field_in(p_) = core::size_at(view, axis) - dimension.beyond;
       check_size(tensor.name, dimension, p_);
-      say(dimension);
+      say(dimension.field_in(p_));
     });
   }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_rank(const Row& tensor, const TensorView& view,
@@ -173,14 +194,23 @@ class Describer {
     core::check_rank(view, name, shape.rank, words_of(shape));
     __builtin_unreachable();
   }
-  void say(const Dimension<Problem>& dimension) { said_[said_count_++] = &dimension; }
-  [[nodiscard]] bool is_said(const Dimension<Problem>& dimension) const {
+  void say(std::int64_t Problem::* size) { said_[said_count_++] = size; }
+  [[nodiscard]] bool is_said(std::int64_t Problem::* size) const {
     for (std::size_t i = 0; i < said_count_; ++i)
-      if (said_[i] == &dimension) return true;
+      if (said_[i] == size) return true;
     return false;
   }
+  /// Sizes that calls like this one state.
+  void say_what_is_stated() {
+    const auto look_at = [this](const auto& field) {
+      if constexpr (std::is_same_v<decltype(field.value), std::int64_t Problem::*>)
+        if (field.stated != nullptr && field.stated(p_)) say(field.value);
+    };
+    std::apply([&](const auto&... fields) { (look_at(fields), ...); }, kSchema.fields);
+  }
 
-  void check_memory(const Row& tensor, const TensorView& view, const core::ArgumentName& name) {
+  void check_memory(std::size_t place, const TensorView& view, const core::ArgumentName& name) {
+    const Row& tensor = row(place);
     const core::Access access = tensor.access_in(call_.index());
     int contiguous = view.rank - 1;
     if (tensor.rows) core::check_contiguous_last(view, name, access);
@@ -188,10 +218,10 @@ class Describer {
       contiguous = core::contiguous_of_last_two(view, name, access);
       p_.*tensor.transposed = contiguous != view.rank - 1;
     }
-    if (access != core::Access::read) core::check_writable(view, name);
+    if (call_.access_at(place) != core::Access::read) core::check_writable(view, name);
     if constexpr (requires { p_.unaligned; }) {
       // Kernels of other devices move rows 16 bytes at a time where they may.
-      const bool moved = tensor.rows || tensor.transposed != nullptr;
+      const bool moved = (tensor.rows || tensor.transposed != nullptr) && (tensor.moved == nullptr || tensor.moved(p_));
       p_.unaligned |= moved && p_.device != DeviceType::cpu && !core::rows_start_on_16_bytes(view, contiguous);
     }
   }
@@ -210,7 +240,8 @@ class Describer {
   Problem p_;
   std::size_t anchor_;
   Device device_;
-  std::array<const Dimension<Problem>*, Call::kCount * Dimensions<Problem>::kMost> said_;  ///< the first said_count_
+  /// Fields that hold sizes: the first said_count_. Each is said once.
+  std::array<std::int64_t Problem::*, Call::kCount * Dimensions<Problem>::kMost> said_;
   std::size_t said_count_ = 0;
 };
 

@@ -14,9 +14,8 @@ namespace tilewise::operations::schema {
 
 template <typename Problem, typename Value, typename Default, typename... Members, typename Visit>
 void visit_field(const Field<Problem, Value, Default, Members...>& field, Problem& problem, const Visit& visit) {
-  const bool packed = is_packed(problem);
-  if (packed && field.unpacked_only) return;
-  const std::string_view key = packed ? field.packed_key : field.key;
+  if (!field.is_in(problem)) return;
+  const std::string_view key = is_packed(problem) ? field.packed_key : field.key;
   if constexpr (std::is_same_v<Default, Fresh>) {
     constexpr Problem kFresh;
     visit(key, problem.*field.value, kFresh.*field.value);
@@ -54,20 +53,47 @@ template <const auto& kSchema, typename Problem>
   return keys;
 }
 
+template <const auto& kSchema, typename Problem>
+[[nodiscard]] bool has_key(const Problem& problem, std::string_view key) {
+  const std::vector<std::string_view> keys = keys_of<kSchema>(problem);
+  return std::ranges::find(keys, key) != keys.end();
+}
+
+/// What makes problems like this one have a key that it has not, in words; "" where no field says so.
+template <const auto& kSchema, typename Problem>
+[[nodiscard]] std::string_view what_a_key_needs(std::string_view key, const Problem& problem) {
+  std::string_view words;
+  const auto look_at = [&](const auto& field) {
+    if ((is_packed(problem) ? field.packed_key : field.key) == key && !field.is_in(problem)) words = field.exists_with;
+  };
+  std::apply([&](const auto&... fields) { (look_at(fields), ...); }, kSchema.fields);
+  return words;
+}
+
 /// Throws for a word that is no key of problems like `problem`, with what was probably meant.
 template <const auto& kSchema, typename Problem>
 [[noreturn]] void refuse_key(std::string_view key, const Problem& problem) {
-  const std::vector<std::string_view> keys = keys_of<kSchema>(problem);
+  using Schema = std::remove_cvref_t<decltype(kSchema)>;
   if constexpr (requires { problem.layout; }) {
-    Problem other;
+    Problem other = problem;
     other.layout = is_packed(problem) ? Layout::bshd : Layout::thd;
-    const std::vector<std::string_view> other_keys = keys_of<kSchema>(other);
-    if (std::ranges::find(other_keys, key) != other_keys.end()) {  // and not among `keys`
+    if (has_key<kSchema>(other, key)) {
       core::invalid_argument(key, is_packed(problem) ? ": excludes layout=thd" : ": requires layout=thd",
                              " (got layout=", core::name_of(problem.layout), ")");
     }
   }
-  core::invalid_argument("problem: unknown key", core::did_you_mean(key, keys), " (got ", core::quoted(key), ")");
+  if (const std::string_view words = what_a_key_needs<kSchema>(key, problem); !words.empty())
+    core::invalid_argument(key, ": requires ", words, " (got a problem without)");
+  for (std::size_t call = 0; call < Schema::kCalls; ++call) {
+    Problem other = problem;
+    other.*Schema::kKind = static_cast<typename Schema::Names>(call);
+    if (has_key<kSchema>(other, key)) {
+      core::invalid_argument(key, ": belongs to ", core::name_of(other.*Schema::kKind), " (got it in ",
+                             core::name_of(problem.*Schema::kKind), ")");
+    }
+  }
+  core::invalid_argument("problem: unknown key", core::did_you_mean(key, keys_of<kSchema>(problem)), " (got ",
+                         core::quoted(key), ")");
 }
 
 }  // namespace tilewise::operations::schema

@@ -115,7 +115,7 @@ class OutputPlanner {
 
   /// Throws for an input that has not the rank to say the sizes it should, and for a size that nobody says.
   explicit OutputPlanner(const Call& call, std::span<const OutputChoice> choices = {}, const ChosenOutputs& chosen = {})
-      : call_(call), p_(call.stated()) {
+      : call_(call), stated_(call.stated()), p_(stated_) {
     constexpr auto kKind = std::remove_cvref_t<decltype(kSchema)>::kKind;
     p_.*kKind = static_cast<std::remove_cvref_t<decltype(p_.*kKind)>>(call.index());
     count_list();
@@ -143,7 +143,7 @@ class OutputPlanner {
     if (tensor.needed != nullptr && !tensor.needed(p_)) return 0;
     if (tensor.like.empty()) return entries_of(tensor, p_);
     const std::size_t model = Role<kSchema>::place_of(tensor.like);
-    return is_given(model) ? call_.entries()[model].size() : 0;
+    return is_given(model) ? call_.entries(model).size() : 0;
   }
   [[nodiscard]] PlannedOutput plan(std::size_t place, std::size_t entry) const {
     const Row& tensor = row(place);
@@ -151,7 +151,7 @@ class OutputPlanner {
     if (tensor.like.empty()) {
       output.dtype = dtype_of<kSchema>(tensor, p_, entry);
     } else {
-      output.dtype = call_.entries()[Role<kSchema>::place_of(tensor.like)][entry].dtype;
+      output.dtype = call_.entries(Role<kSchema>::place_of(tensor.like))[entry].dtype;
     }
     for_each_axis(tensor, p_, [&](int axis, const Dimension<Problem>& dimension) {
       SizeSource& source = output.sources[static_cast<std::size_t>(axis)];
@@ -175,7 +175,7 @@ class OutputPlanner {
     if constexpr (kFirst < Call::kCount) {
       const List<Problem>& list = row(kFirst).list;
       p_.*list.stacked = call_.stacked();
-      if (!call_.stacked()) p_.*list.count->size = static_cast<std::int64_t>(call_.entries()[kFirst].size());
+      if (!call_.stacked()) p_.*list.count->size = static_cast<std::int64_t>(call_.entries(kFirst).size());
     }
   }
 
@@ -204,7 +204,7 @@ class OutputPlanner {
     const Row& tensor = row(place);
     if (tensor.access_in(call_.index()) != core::Access::write || tensor.dtype == nullptr || place == call_.anchor())
       return;
-    if (call_.stated().*tensor.dtype == DType::none) set_default<kSchema>(p_, tensor.dtype);
+    if (stated_.*tensor.dtype == DType::none) set_default<kSchema>(p_, tensor.dtype);
   }
   void note_sizes(std::size_t place) {
     const Row& tensor = row(place);
@@ -214,10 +214,10 @@ class OutputPlanner {
       if (find(dimension) != nullptr) return;
       if (view.rank != shape.rank) core::check_rank(view, call_.name(place, 0), shape.rank, words_of(shape));
       // A size that follows from others is said too: of an output it is this one, whatever the others are while traced.
-      if (dimension.size != nullptr) p_.*dimension.size = core::size_at(view, axis);
+      if (dimension.size != nullptr) p_.*dimension.field_in(p_) = core::size_at(view, axis);
       said_[said_count_++] = {&dimension, {place, axis}};
     });
-    if (tensor.note != nullptr) tensor.note(p_, call_.entries()[place]);
+    if (tensor.note != nullptr) tensor.note(p_, call_.entries(place));
   }
   /// What was chosen, or the field's default.
   void take_dtype(std::size_t place, DType chosen) {
@@ -230,7 +230,7 @@ class OutputPlanner {
     const Dimension<Problem>& dimension = *row(choice.place).dimensions.of[static_cast<std::size_t>(choice.dimension)];
     if (find(dimension) != nullptr) return;
     if (chosen < 0) core::invalid_argument(choice.name, ": must be given and >= 0 (got ", chosen, ")");
-    p_.*dimension.size = chosen;
+    p_.*dimension.field_in(p_) = chosen;
   }
   [[nodiscard]] const SaidSize* find(const Dimension<Problem>& dimension) const {
     for (std::size_t i = 0; i < said_count_; ++i)
@@ -239,6 +239,7 @@ class OutputPlanner {
   }
 
   const Call& call_;
+  const Problem stated_;
   Problem p_;
   const TensorView* model_ = &kNotGiven;
   std::array<SaidSize, Call::kCount * Dimensions<Problem>::kMost> said_{};

@@ -138,8 +138,9 @@ template <const auto& kSchema, typename Arguments, typename Problem, typename Ma
 [[nodiscard]] Arguments arguments_of(const Problem& problem, const Make& make) {
   Arguments arguments;
   const auto state = [&](const auto& field) {
+    if (!field.is_in(problem) || (field.stated != nullptr && !field.stated(problem))) return;
     const auto member = member_in<Arguments>(field.members);
-    if constexpr (std::tuple_size_v<decltype(member)> > 0) arguments.*std::get<0>(member) = problem.*field.value;
+    if constexpr (std::tuple_size_v<decltype(member)> > 0) held(arguments, std::get<0>(member)) = problem.*field.value;
   };
   std::apply([&](const auto&... fields) { (state(fields), ...); }, kSchema.fields);
   for_each_member<kSchema>(arguments, [&](std::size_t place, auto& entries) {
@@ -181,14 +182,14 @@ template <typename Op>
 template <typename Problem>
 void check_size(std::string_view tensor, const Dimension<Problem>& dimension, const Problem& problem) {
   if (dimension.size == nullptr) return;
-  const std::int64_t size = problem.*dimension.size;
-  if (size >= dimension.least && size <= dimension.most) return;
+  const std::int64_t size = dimension.size_in(problem), least = dimension.least + dimension.beyond;
+  if (size >= least && size <= dimension.most) return;
   const std::string name = tensor.empty() ? core::concat(dimension.name_in(problem), ":")
                                           : core::concat(tensor, ": ", dimension.name_in(problem));
   if (dimension.most < kMostInt32) {
-    core::invalid_argument(name, " must be ", dimension.least, " to ", dimension.most, " (got ", size, ")");
+    core::invalid_argument(name, " must be ", least, " to ", dimension.most, " (got ", size, ")");
   }
-  if (size < dimension.least) core::invalid_argument(name, " must be >= ", dimension.least, " (got ", size, ")");
+  if (size < least) core::invalid_argument(name, " must be >= ", least, " (got ", size, ")");
   core::invalid_argument(name, " must be <= ", dimension.most, " (got ", size, ")");
 }
 

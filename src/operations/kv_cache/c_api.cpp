@@ -6,7 +6,7 @@
 
 #include "core/c_api.hpp"
 #include "core/device.hpp"
-#include "operations/kv_cache/names.hpp"
+#include "operations/kv_cache/schema.hpp"
 #include "tilewise/c/kv_cache.h"
 #include "tilewise/kv_cache.hpp"
 

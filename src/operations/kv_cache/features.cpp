@@ -19,7 +19,7 @@ FeatureSet required_features(const KvCacheProblem& p) {
   };
   const bool attends = call == KvCacheCall::kv_cache_attention;
   need(Feature::attend, attends);
-  need(Feature::append, append);
+  need(Feature::append, appends(p));
   need(Feature::fp8, is_fp8(p));
   need(Feature::scale_tensor, scales == CacheScales::tensor);
   need(Feature::scale_head, scales == CacheScales::head);
@@ -34,7 +34,7 @@ FeatureSet required_features(const KvCacheProblem& p) {
   need(Feature::cache_leftpad, cache_leftpad);
   need(Feature::rotary, rotary_dim > 0);
   need(Feature::rotary_interleaved, rotary_dim > 0 && rotary_interleaved);
-  need(Feature::gqa, num_heads_q != num_heads_k);
+  need(Feature::gqa, attends && num_heads_q != num_heads_k);
   need(Feature::head_dim_v, head_dim_v != head_dim);
   need(Feature::window_left, window_left >= 0);
   need(Feature::window_right, folded_window_right(p) >= 0);

@@ -6,7 +6,6 @@
 namespace tilewise {
 
 using operations::KvCache;
-using operations::kv_cache::call_of;
 
 const core::OperationInterface& operation_of(const KvCacheProblem*) noexcept {
   static constexpr core::OperationOf<KvCache> kOperation;
@@ -20,7 +19,7 @@ void validate(const KvCacheProblem& problem) { operations::kv_cache::validate(pr
 namespace {
 
 /// Unlike KvCache::describe() this tells everything that is wrong with a call.
-KvCacheProblem describe_whole(const operations::kv_cache::Call& call) {
+KvCacheProblem describe_whole(const KvCache::Call& call) {
   KvCacheProblem problem = KvCache::describe(call);
   core::check_call_apart<KvCache>(call, nullptr, 0);
   validate(problem);
@@ -30,23 +29,23 @@ KvCacheProblem describe_whole(const operations::kv_cache::Call& call) {
 
 }  // namespace
 
-KvCacheProblem describe(const KvCacheArguments& arguments) { return describe_whole(call_of(arguments)); }
-KvCacheProblem describe(const AppendKvArguments& arguments) { return describe_whole(call_of(arguments)); }
+KvCacheProblem describe(const KvCacheArguments& arguments) { return describe_whole(KvCache::Call(arguments)); }
+KvCacheProblem describe(const AppendKvArguments& arguments) { return describe_whole(KvCache::Call(arguments)); }
 
 void run(const Plan& plan, const KvCacheArguments& arguments, void* workspace, void* stream) {
-  core::run_planned<KvCache>(plan, call_of(arguments), workspace, stream);
+  core::run_planned<KvCache>(plan, KvCache::Call(arguments), workspace, stream);
 }
 
 void run(const Plan& plan, const AppendKvArguments& arguments, void* workspace, void* stream) {
-  core::run_planned<KvCache>(plan, call_of(arguments), workspace, stream);
+  core::run_planned<KvCache>(plan, KvCache::Call(arguments), workspace, stream);
 }
 
 void kv_cache_attention(const KvCacheArguments& arguments, const SelectOptions& select, void* stream) {
-  core::run_call<KvCache>(call_of(arguments), select, stream, nullptr);
+  core::run_call<KvCache>(KvCache::Call(arguments), select, stream, nullptr);
 }
 
 void append_kv(const AppendKvArguments& arguments, const SelectOptions& select, void* stream) {
-  core::run_call<KvCache>(call_of(arguments), select, stream, nullptr);
+  core::run_call<KvCache>(KvCache::Call(arguments), select, stream, nullptr);
 }
 
 }  // namespace tilewise

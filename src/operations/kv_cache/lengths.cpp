@@ -170,7 +170,7 @@ class HostCopies {
 }  // namespace
 
 void check_device_values(const Call& call, const KvCacheProblem& problem, void* stream) {
-  const Device device = call.k_cache.device;
+  const Device device = call.one("k_cache").device;
   if (!core::device_checks_requested(device, stream)) return;
   KvCacheParams params = make_params(call, problem);
   const KvCacheOptions& o = call.options;

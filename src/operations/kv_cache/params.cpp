@@ -56,13 +56,13 @@ void set_shape(const KvCacheProblem& p, KvCacheParams& params) {
 
 void set_tensors(const Call& call, const KvCacheProblem& p, KvCacheParams& params) {
   const Axes axes = axes_of(p.layout);
-  params.q = tensor4(call.q, axes);
-  params.k = tensor4(call.k, axes);
-  params.v = p.mla ? params.k : tensor4(call.v, axes);
-  params.out = tensor4(call.out, axes);
-  params.k_cache = tensor4(call.k_cache, kCacheAxes);
-  params.v_cache = p.mla ? params.k_cache : tensor4(call.v_cache, kCacheAxes);
-  params.softmax_lse = lse_tensor(call.softmax_lse, params.packed);
+  params.q = tensor4(call.one("q"), axes);
+  params.k = tensor4(call.one("k"), axes);
+  params.v = p.mla ? params.k : tensor4(call.one("v"), axes);
+  params.out = tensor4(call.one("out"), axes);
+  params.k_cache = tensor4(call.one("k_cache"), kCacheAxes);
+  params.v_cache = p.mla ? params.k_cache : tensor4(call.one("v_cache"), kCacheAxes);
+  params.softmax_lse = lse_tensor(call.one("softmax_lse"), params.packed);
   params.scales = p.scales;
   params.k_scale = scale_tensor(call.options.k_scale, call.options.k_scale_value, p.scales);
   params.v_scale = p.mla ? params.k_scale : scale_tensor(call.options.v_scale, call.options.v_scale_value, p.scales);

@@ -10,6 +10,8 @@
 namespace tilewise::operations::kv_cache {
 
 [[nodiscard]] constexpr bool appends_alone(const KvCacheProblem& p) { return p.call == KvCacheCall::append_kv; }
+/// Whether new keys come along; of append_kv, whatever its problem says.
+[[nodiscard]] constexpr bool appends(const KvCacheProblem& p) { return p.append || appends_alone(p); }
 [[nodiscard]] constexpr bool is_packed(const KvCacheProblem& p) { return p.layout == Layout::thd; }
 [[nodiscard]] constexpr bool is_paged(const KvCacheProblem& p) { return p.page_size > 0; }
 [[nodiscard]] constexpr bool is_fp8(const KvCacheProblem& p) { return p.cache_dtype == DType::fp8_e4m3; }
@@ -57,9 +59,16 @@ namespace tilewise::operations::kv_cache {
   return rotary_dim > 0 && rotary_dim % 16 == 0 && rotary_offset % 8 == 0;
 }
 
+/// append_kv appends, and has as many query heads as there are of the keys, whatever its problem says.
+[[nodiscard]] constexpr KvCacheProblem completed(KvCacheProblem p) {
+  if (appends_alone(p)) p.append = true, p.num_heads_q = p.num_heads_k;
+  return p;
+}
+
 /// The one form of all problems that mean the same computation: a window ending on the diagonal is Mask::causal, and
 /// f32's own dtype is just f32. Values that validate() rejects are left alone.
 [[nodiscard]] inline KvCacheProblem canonical(KvCacheProblem p) {
+  p = completed(p);
   if (p.mask == Mask::none && p.window_right == 0) p.mask = Mask::causal;
   if (p.mask == Mask::causal && p.window_right == 0) p.window_right = -1;
   if (p.sink == SinkKind::query && p.dtype == DType::f32) p.sink = SinkKind::f32;

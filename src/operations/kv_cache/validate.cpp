@@ -9,8 +9,8 @@
 
 #include "core/message.hpp"
 #include "core/taken_dtypes.hpp"
-#include "operations/kv_cache/names.hpp"
 #include "operations/kv_cache/rules.hpp"
+#include "operations/kv_cache/schema.hpp"
 
 namespace tilewise::operations::kv_cache {
 namespace {
@@ -191,7 +191,8 @@ void validate_head_counts(const KvCacheProblem& p) {
   }
 }
 
-void validate(const KvCacheProblem& p) {
+void validate(const KvCacheProblem& problem) {
+  const KvCacheProblem p = completed(problem);
   const bool alone = appends_alone(p);
   validate_dtype(alone ? "k" : "q", p.dtype, p.device);
   validate_cache_dtype(p.dtype, p.cache_dtype);

@@ -1,23 +1,15 @@
-// The table, and the calls that are quick to say.
+// What is measured of each operation, and the calls that are quick to say.
 #include "bench_call.hpp"
 
 #include <algorithm>
-#include <array>
-#include <span>
-#include <string_view>
-#include <vector>
+#include <cstdint>
+#include <memory>
 
+#include "bench_kv_cache.hpp"
 #include "bench_schema.hpp"
-#include "core/message.hpp"
 #include "core/operation.hpp"
-#include "core/spelling.hpp"
-#include "operations/linear/linear.hpp"
-#include "operations/merge/merge.hpp"
-#include "operations/moe/moe.hpp"
-#include "operations/quantize/quantize.hpp"
-#include "operations/route/route.hpp"
+#include "operations/list.hpp"
 #include "sample_call.hpp"
-#include "tilewise/error.hpp"
 
 namespace tilewise::tools {
 namespace {
@@ -99,37 +91,49 @@ class QuantizeBench final : public SchemaBench<operations::Quantize> {
   }
 };
 
-struct Row {
-  const core::OperationInterface* operation;
-  std::unique_ptr<const BenchCall> (*make)(const AnyProblem& problem);
+/// What is measured of each operation: one without it does not compile.
+template <typename Op>
+struct BenchOf;
+template <>
+struct BenchOf<operations::Attention> {
+  using Call = AttentionBench;
 };
-
-template <typename Call, typename Problem>
-Row row() {
-  constexpr const Problem* kTag = nullptr;
-  return {&operation_of(kTag), [](const AnyProblem& problem) -> std::unique_ptr<const BenchCall> {
-            return std::make_unique<Call>(problem.get<Problem>());
-          }};
-}
-
-std::span<const Row> table() {
-  static const std::array rows{
-      row<AttentionBench, AttentionProblem>(), row<MergeBench, MergeProblem>(), row<LinearBench, LinearProblem>(),
-      row<RouteBench, RouteProblem>(),         row<MoeBench, MoeProblem>(),     row<QuantizeBench, QuantizeProblem>()};
-  return rows;
-}
+template <>
+struct BenchOf<operations::KvCache> {
+  using Call = KvCacheBench;
+};
+template <>
+struct BenchOf<operations::Merge> {
+  using Call = MergeBench;
+};
+template <>
+struct BenchOf<operations::Linear> {
+  using Call = LinearBench;
+};
+template <>
+struct BenchOf<operations::Route> {
+  using Call = RouteBench;
+};
+template <>
+struct BenchOf<operations::Moe> {
+  using Call = MoeBench;
+};
+template <>
+struct BenchOf<operations::Quantize> {
+  using Call = QuantizeBench;
+};
 
 }  // namespace
 
 std::unique_ptr<const BenchCall> make_bench_call(const AnyProblem& problem) {
-  std::vector<std::string_view> names;
-  for (const Row& row : table()) {
-    if (row.operation == &problem.operation()) return row.make(problem);
-    names.push_back(row.operation->name());
-  }
-  throw Error(ErrorCode::unsupported,
-              core::concat("PROBLEM: must be of an operation that is measured here, ", core::listed(names), " (got ",
-                           problem.operation().name(), "); others may be in python -m tilewise.bench"));
+  std::unique_ptr<const BenchCall> call;
+  operations::All::for_each([&]<typename Op> {
+    using Problem = typename Op::Problem;
+    constexpr const Problem* kTag = nullptr;
+    if (&operation_of(kTag) == &problem.operation())
+      call = std::make_unique<typename BenchOf<Op>::Call>(problem.get<Problem>());
+  });
+  return call;
 }
 
 }  // namespace tilewise::tools

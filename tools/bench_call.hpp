@@ -1,5 +1,5 @@
-// What `tilewise bench` measures of an operation: a call with tensors of its own, and how much work it is. The table of
-// operations is the one place that names them.
+// What `tilewise bench` measures of an operation: a call with tensors of its own, and how much work it is.
+// bench_call.cpp has what is measured of each operation.
 #pragma once
 
 #include <memory>
@@ -27,8 +27,7 @@ class BenchCall {
   [[nodiscard]] virtual DType dtype() const = 0;
 };
 
-/// Contiguous tensors of random numbers for a problem of the CPU. Throws Error(unsupported) that names the operations
-/// there are for one that is not in the table.
+/// Contiguous tensors of random numbers for a problem of the CPU.
 [[nodiscard]] std::unique_ptr<const BenchCall> make_bench_call(const AnyProblem& problem);
 
 }  // namespace tilewise::tools

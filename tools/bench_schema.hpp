@@ -17,7 +17,16 @@ void run_planned(const Plan& plan, const Arguments& arguments) {
   run(plan, arguments);
 }
 
-template <typename Op>
+/// What an operation may say beside its schema: prepare() writes what a call's tensors may not have at random, before
+/// it is described; complete() states what no field does.
+struct NothingMore {
+  template <typename Call, typename Problem>
+  static void prepare(const Call&, const Problem&) {}
+  template <typename Arguments, typename Problem>
+  static void complete(Arguments&, const Problem&) {}
+};
+
+template <typename Op, typename More = NothingMore>
 class SchemaBench : public BenchCall {
  public:
   using Problem = typename Op::Problem;
@@ -41,7 +50,10 @@ class SchemaBench : public BenchCall {
         tensors_[place].push_back(view);
       }
     }
-    problem_ = with_arguments([](const auto& arguments) { return describe(arguments); });
+    problem_ = with_arguments([&problem](const auto& arguments) {
+      More::prepare(typename Op::Call(arguments), problem);
+      return describe(arguments);
+    });
   }
 
   /// The one tensor of a role; undefined where the problem has none.
@@ -49,13 +61,20 @@ class SchemaBench : public BenchCall {
     return tensors_[role.place].empty() ? TensorView{} : tensors_[role.place].front();
   }
   [[nodiscard]] const Problem& own_problem() const { return problem_; }
+  /// What kernels are launched with.
+  [[nodiscard]] typename Op::Params params_of_call() const {
+    return with_arguments(
+        [this](const auto& arguments) { return Op::make_params(typename Op::Call(arguments), problem_); });
+  }
 
  private:
   template <typename Visit>
   auto with_arguments(const Visit& visit) const {
     return Op::Schema::with_arguments(problem_, [&]<typename Arguments> {
-      return visit(operations::schema::arguments_of<Op::kSchema, Arguments>(
-          problem_, [this](std::size_t place, std::size_t n) { return tensors_[place][n]; }));
+      auto arguments = operations::schema::arguments_of<Op::kSchema, Arguments>(
+          problem_, [this](std::size_t place, std::size_t n) { return tensors_[place][n]; });
+      More::complete(arguments, problem_);
+      return visit(arguments);
     });
   }
 

@@ -128,7 +128,26 @@ def test_linear_layers_are_measured_too(tilewise):
     assert rows[1]["bytes"] == x + elements + scales + out + 4 * 3 * 12 + 8 * 3
 
 
-def test_an_operation_outside_the_table_is_refused_by_name(tilewise):
-    refused = tilewise("bench", "kv_cache_attention seqlen_q=1 head_dim=8 capacity=16", *QUICK, status=1)
-    known = "attention, merge, linear, route, moe, quantize"
-    assert f"of an operation that is measured here, {known} (got kv_cache)" in refused.stderr
+def test_cache_steps_are_measured_too(tilewise):
+    text = "kv_cache_attention seqlen_q=2 num_heads_q=4 num_heads_k=2 head_dim=8 mask=causal"
+    fp8 = "batch_size=3 dtype=bf16 cache_dtype=fp8_e4m3 scales=token rotary_dim=8 append=1 cache_seqlens=1"
+    mla = "kv_cache_attention seqlen_q=1 num_heads_q=4 num_heads_k=1 head_dim=8 head_dim_v=6 mla=1 capacity=10"
+    packed = "append_kv layout=thd batch_size=2 max_seqlen_k_new=3 head_dim=8 capacity=10"
+    rows = bench(
+        tilewise,
+        f"{text} capacity=16",
+        f"{text} {fp8} page_size=4 num_pages=9 max_pages_per_seq=3",
+        mla,
+        f"{packed} cache_batch_idx=1 batch_size_cache=3",
+        "append_kv seqlen_k_new=2 head_dim=8 slots=i64 page_size=4 num_pages=3",
+    )
+    # Row by row one sees 15 and 16 of 16 keys, then 11 and 12 of 12.
+    seen = [(15 + 16) * 4 * (8 + 8), 3 * (11 + 12) * 4 * (8 + 8), 10 * 4 * (8 + 6), 0, 0]
+    assert [row["flops"] for row in rows] == [2 * pairs for pairs in seen]
+    rows_of_queries = 4 * 2 * 4 * 8
+    assert rows[0]["bytes"] == 2 * rows_of_queries + 4 * 2 * 16 * (8 + 8)
+    assert rows[2]["bytes"] == 4 * 4 * (8 + 6) + 4 * 10 * 8
+    new_rows, starts, slots = 4 * 6 * (8 + 8), 4 * 3, 8 * 2
+    assert rows[3]["bytes"] == 2 * new_rows + starts + 4 * 2
+    assert rows[4]["bytes"] == 2 * 4 * 2 * (8 + 8) + slots
+    assert rows[3]["problem"].startswith("append_kv layout=thd")

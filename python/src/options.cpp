@@ -60,7 +60,8 @@ void bind_options(nb::module_& module) {
              std::optional<double> k_scale_value, std::optional<double> v_scale_value, OptionalArray seed_and_offset,
              OptionalArray bias, OptionalArray alibi_slopes, OptionalArray sink, OptionalArray cu_seqlens_q,
              OptionalArray cu_seqlens_k, OptionalArray seqused_q, OptionalArray seqused_k, OptionalArray leftpad_k,
-             OptionalArray q_scale, OptionalArray k_scale, OptionalArray v_scale) {
+             OptionalArray q_scale, OptionalArray k_scale, OptionalArray v_scale, const std::string& score_mod,
+             const std::string& mask_mod, std::vector<Array> tables) {
             Options options;
             AttentionOptions& value = options.value;
             value.layout = core::value_of<Layout>("layout", layout);
@@ -83,6 +84,12 @@ void bind_options(nb::module_& module) {
                       std::move(cu_seqlens_q), std::move(cu_seqlens_k), std::move(seqused_q), std::move(seqused_k),
                       std::move(leftpad_k), std::move(q_scale), std::move(k_scale), std::move(v_scale)},
                      &options);
+            value.score_mod = score_mod;
+            value.mask_mod = mask_mod;
+            for (Array& table : tables) {
+              value.tables.push_back(table.view());
+              options.arrays.push_back(std::move(table));
+            }
             new (self) Options(std::move(options));
           },
           nb::kw_only(), nb::arg("layout") = "bshd", nb::arg("causal") = false, nb::arg("top_left") = false,
@@ -94,7 +101,8 @@ void bind_options(nb::module_& module) {
           nb::arg("seed_and_offset") = nb::none(), nb::arg("bias") = nb::none(), nb::arg("alibi_slopes") = nb::none(),
           nb::arg("sink") = nb::none(), nb::arg("cu_seqlens_q") = nb::none(), nb::arg("cu_seqlens_k") = nb::none(),
           nb::arg("seqused_q") = nb::none(), nb::arg("seqused_k") = nb::none(), nb::arg("leftpad_k") = nb::none(),
-          nb::arg("q_scale") = nb::none(), nb::arg("k_scale") = nb::none(), nb::arg("v_scale") = nb::none());
+          nb::arg("q_scale") = nb::none(), nb::arg("k_scale") = nb::none(), nb::arg("v_scale") = nb::none(),
+          nb::arg("score_mod") = "", nb::arg("mask_mod") = "", nb::arg("tables") = std::vector<Array>());
 }
 
 }  // namespace tilewise::python

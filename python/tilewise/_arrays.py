@@ -22,6 +22,7 @@ from tilewise._arguments import (
     wanted_gradients,
     with_seed,
 )
+from tilewise._functions import Functions
 from tilewise._kinds import type_name
 from tilewise._threads import torch_threads
 
@@ -140,13 +141,16 @@ def cupy_stream(array: Any) -> Optional[int]:
     return stream
 
 
-def core_options(options: Options) -> _core.AttentionOptions:
+def core_options(options: Options, functions: Optional[Functions] = None) -> _core.AttentionOptions:
     """The core's options, with the arrays borrowed."""
     values = options._asdict()
     del values["implementation"]
     values["seed"] %= 2**64
     for name in (*ARRAY_NAMES, "seed_and_offset"):
         values[name] = borrow_optional("seed" if name == "seed_and_offset" else name, values[name])
+    if functions is not None:
+        values |= functions._asdict()
+        values["tables"] = [borrow(f"table{i}", table) for i, table in enumerate(functions.tables)]
     return _core.AttentionOptions(**values)
 
 
@@ -163,9 +167,11 @@ def call_options(head: Any, arrays: Any, tail: Any, seed: Any) -> Options:
     return Options._make((*head, *arrays, None, *tail))
 
 
-def attention(q: Any, k: Any, v: Any, out: Any, options: Options, return_lse: bool) -> Any:
+def attention(
+    q: Any, k: Any, v: Any, out: Any, options: Options, return_lse: bool, functions: Optional[Functions] = None
+) -> Any:
     """out, or (out, softmax_lse) where asked for."""
-    borrowed = core_options(options)
+    borrowed = core_options(options, functions)
     views = borrow("q", q), borrow("k", k), borrow("v", v)
     out_shape, lse_shape = _core.output_shapes(*views, borrowed)
     fresh_out = out is None
@@ -187,9 +193,11 @@ def attention(q: Any, k: Any, v: Any, out: Any, options: Options, return_lse: bo
     return out if lse_view is None else (out, once_written(q, lse, lse_view))
 
 
-def attention_backward(tensors: dict[str, Any], gradients: Any, options: Options) -> list[Any]:
+def attention_backward(
+    tensors: dict[str, Any], gradients: Any, options: Options, functions: Optional[Functions] = None
+) -> list[Any]:
     """(dq, dk, dv, dbias, dsink), None where not wanted. `tensors`: dout, dlse, q, k, v, out, softmax_lse by name."""
-    borrowed = core_options(options)
+    borrowed = core_options(options, functions)
     views: dict[str, Any] = {
         name: borrow_optional(name, array) if name == "dlse" else borrow(name, array) for name, array in tensors.items()
     }

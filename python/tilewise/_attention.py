@@ -24,10 +24,11 @@ from tilewise._arguments import (
     short_options,
     without_number,
 )
+from tilewise._functions import score_functions
 from tilewise._keywords import check_keywords, keywords_of
 from tilewise._kinds import form
 from tilewise._threads import torch_threads
-from tilewise._types import Alignment, Array, ArrayT, Layout, Mask
+from tilewise._types import Alignment, Array, ArrayT, Layout, Mask, ScoreFunction
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -126,6 +127,8 @@ def attention(
     softcap: float = 0.0,
     bias: Optional[Array] = None,
     alibi_slopes: Optional[Array] = None,
+    score_mod: Optional[ScoreFunction] = None,
+    mask_mod: Optional[ScoreFunction] = None,
     sink: Optional[Array] = None,
     dropout_p: float = 0.0,
     seed: Optional[Union[int, Array]] = None,
@@ -171,6 +174,10 @@ def attention(
         bias: Added to the scores: f32 or dtype of q, broadcastable to [batch_size, num_heads_q, seqlen_q,
             seqlen_k]; or bool, where True is visible.
         alibi_slopes: f32 (f64 where q is) [num_heads_q] or [batch_size, num_heads_q].
+        score_mod: Makes another score of each: a function (score, b, h, q_idx, kv_idx) as torch's FlexAttention takes
+            it, what tilewise.expression.trace() made of one, or an expression's text. It is the last step before the
+            mask; -inf hides. Only the reference computes it so far.
+        mask_mod: Says whether a key is visible: likewise a function (b, h, q_idx, kv_idx).
         sink: f32 or dtype of q, [num_heads_q], one logit per head that joins the softmax's denominator only.
         dropout_p: Probability in [0, 1) of dropping a weight; kept ones grow by 1 / (1 - dropout_p).
         seed: An integer or an int64 tensor [2] of seed and offset. None draws one with torch's generator;
@@ -210,14 +217,18 @@ def attention(
     if bias is sink is alibi_slopes is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is leftpad_k is None:
         arrays = None if q_scale is k_scale is v_scale is None else arrays
     backend = _torch_backend or _load_torch_backend()
+    functions = score_functions(score_mod, mask_mod)
     result: Union[ArrayT, tuple[ArrayT, ArrayT]]
+    if backend is not None and isinstance(q, backend.Tensor) and functions is not None:
+        result = backend.attention_with_functions(q, k, v, out, seed, head, arrays, tail, return_lse, functions)
+        return result
     if backend is not None and isinstance(q, backend.Tensor):
         result = backend.attention(q, k, v, out, seed, head, arrays, tail, return_lse)
         return result
     if backend is not None and hasattr(q, "__dlpack__") and isinstance(k, backend.Tensor):
         got = "; ".join(filter(None, (type(q).__name__, form(q))))
         raise TypeError(f"q: must be a torch tensor as k is (got {got})")
-    result = _arrays.attention(q, k, v, out, _arrays.call_options(head, arrays, tail, seed), return_lse)
+    result = _arrays.attention(q, k, v, out, _arrays.call_options(head, arrays, tail, seed), return_lse, functions)
     return result
 
 
@@ -273,7 +284,7 @@ def explain(
         _arrays.borrow("v", given["v"]),
         _arrays.borrow_optional("out", given["out"], writable=True),
         flag("return_lse", given["return_lse"]),
-        _arrays.core_options(call),
+        _arrays.core_options(call, score_functions(given["score_mod"], given["mask_mod"])),
         call.implementation or "",
         torch_threads(),
     )
@@ -318,14 +329,14 @@ def warmup(
         _arrays.borrow_optional("out", given["out"], writable=True),
         flag("return_lse", given["return_lse"]) or any(wanted) or (_is_torch(q) and not _is_without_lse(given, call)),
         wanted,
-        _arrays.core_options(call),
+        _arrays.core_options(call, score_functions(given["score_mod"], given["mask_mod"])),
         call.implementation or "",
     )
 
 
 def _is_without_lse(given: dict[str, Any], call: Options) -> bool:
     """Whether a torch operator for few options takes the call. That with all of them always writes softmax_lse."""
-    if given["out"] is not None:
+    if any(given[name] is not None for name in ("out", "score_mod", "mask_mod")):
         return False
     others = (given["seed"], *(given[name] for name in ARRAY_NAMES))
     if all(other is None for other in others) and call[TAIL] == DEFAULT_TAIL:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Optional, TypeVar, Union,
 from tilewise import _arrays
 from tilewise._arguments import DEFAULT_TAIL, DROPOUT_IN_TAIL, head_and_tail
 from tilewise._attention import _load_torch_backend
+from tilewise._functions import score_functions
 from tilewise._keywords import with_known_keywords
-from tilewise._types import Alignment, Array, ArrayT, Gradient, Layout, Mask
+from tilewise._types import Alignment, Array, ArrayT, Gradient, Layout, Mask, ScoreFunction
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -84,6 +85,8 @@ def attention_backward(
     softcap: float = 0.0,
     bias: Optional[Array] = None,
     alibi_slopes: Optional[Array] = None,
+    score_mod: Optional[ScoreFunction] = None,
+    mask_mod: Optional[ScoreFunction] = None,
     sink: Optional[Array] = None,
     dropout_p: float = 0.0,
     seed: Optional[Union[int, Array]] = None,
@@ -112,9 +115,9 @@ def attention_backward(
         dlse: Gradient of softmax_lse, in its shape and dtype; None stands for zeros.
         gradients: Which ones to compute: a tuple or list of "dq", "dk", "dv", "dbias" and "dsink". None: dq, dk and
             dv, dbias with a bias that is not bool, dsink with a sink.
-        mask, alignment, window, softmax_scale, softcap, bias, alibi_slopes, sink, dropout_p, cu_seqlens_q,
-            cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k, layout: As attention() took
-            them.
+        mask, alignment, window, softmax_scale, softcap, bias, alibi_slopes, score_mod, mask_mod, sink, dropout_p,
+            cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k, layout: As
+            attention() took them.
         seed: The one attention() took; with dropout it must be given.
         deterministic: dq, dbias and dsink are bit-reproducible too (dk and dv always are).
         batch_invariant: A sequence's gradients do not depend on what else is in the batch.
@@ -141,10 +144,13 @@ def attention_backward(
         seed,
     )
     tensors = {"dout": dout, "dlse": dlse, "q": q, "k": k, "v": v, "out": out, "softmax_lse": softmax_lse}
+    functions = score_functions(score_mod, mask_mod)
     backend = _load_torch_backend()
+    if backend is not None and isinstance(q, backend.Tensor) and functions is not None:
+        return AttentionGradients(*backend.backward_with_functions(tensors, gradients, options, functions))
     if backend is not None and isinstance(q, backend.Tensor):
         return AttentionGradients(*backend.attention_backward(tensors, gradients, options))
     for name, tensor in tensors.items():
         if backend is not None and isinstance(tensor, backend.Tensor):
             raise TypeError(f"q: must be a torch tensor as {name} is (got {type(q).__name__})")
-    return AttentionGradients(*_arrays.attention_backward(tensors, gradients, options))
+    return AttentionGradients(*_arrays.attention_backward(tensors, gradients, options, functions))

@@ -96,6 +96,9 @@ class AttentionOptions:
         q_scale: Array | None = None,
         k_scale: Array | None = None,
         v_scale: Array | None = None,
+        score_mod: str = "",
+        mask_mod: str = "",
+        tables: Sequence[Array] = [],
     ) -> None: ...
 
 def attention_forward(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Optional, Protocol, TypedDict, TypeVar, Union
 
 Mask = Optional[Literal["causal", "causal_top_left"]]
@@ -39,6 +40,8 @@ class Array(Protocol):
 
 
 ArrayT = TypeVar("ArrayT", bound=Array)
+# A function of a score's place, an expression's text, or what tilewise.expression.trace made of a function.
+ScoreFunction = Union[str, tuple[str, str, tuple[object, ...]], Callable[..., object]]
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -49,6 +52,8 @@ class ScoreOptions(TypedDict, total=False):
     softcap: float
     bias: Optional[Array]
     alibi_slopes: Optional[Array]
+    score_mod: Optional[ScoreFunction]
+    mask_mod: Optional[ScoreFunction]
     sink: Optional[Array]
     seed: Optional[Union[int, Array]]
     cu_seqlens_q: Optional[Array]

@@ -288,4 +288,4 @@ def test_every_option_has_a_case():
     scales = {"q_scale", "k_scale", "v_scale"}
     ours = set(inspect.signature(tilewise_jax.attention).parameters)
     assert ours == used | elsewhere | scales
-    assert ours == {"q", "k", "v", "return_lse", *AttentionOptions.__annotations__} - {"out"}
+    assert ours == {"q", "k", "v", "return_lse", *AttentionOptions.__annotations__} - {"out", "score_mod", "mask_mod"}

@@ -14,8 +14,6 @@ ATTENTION_ARRAYS = {
     "device", "dtype", "batch_size", "seqlen_q", "seqlen_k", "total_q", "total_k", "num_heads_q", "num_heads_k",
     "head_dim", "head_dim_v", "dlse", "unaligned", "bias_unaligned",
 }  # fmt: skip
-# What Python does not take yet.
-ATTENTION_LATER = {"score_mod", "mask_mod", "tables"}
 # Fields under another name: (the function that takes it, its argument).
 ATTENTION_ARGUMENTS = {
     "clear_rest": (tilewise.attention, "out"),  # of results that are allocated here
@@ -24,6 +22,7 @@ ATTENTION_ARGUMENTS = {
     "seed_tensor": (tilewise.attention, "seed"),
     "softmax_lse": (tilewise.attention, "return_lse"),
     "out_dtype": (tilewise.attention, "out"),
+    "tables": (tilewise.attention, "score_mod"),  # what it captures
     **dict.fromkeys(("dq", "dk", "dv", "dbias", "dsink"), (tilewise.attention_backward, "gradients")),
 }
 KV_CACHE_ARRAYS = {
@@ -50,7 +49,7 @@ MERGE_AUTOGRAD = {"dlse", "douts", "dlses", "dsink"}  # autograd asks for them
 @pytest.mark.parametrize(
     ("function", "arrays", "arguments"),
     [
-        (tilewise.attention, ATTENTION_ARRAYS | ATTENTION_LATER, ATTENTION_ARGUMENTS),
+        (tilewise.attention, ATTENTION_ARRAYS, ATTENTION_ARGUMENTS),
         (tilewise.kv_cache_attention, KV_CACHE_ARRAYS, KV_CACHE_ARGUMENTS),
         (tilewise.merge, MERGE_ARRAYS | MERGE_AUTOGRAD, MERGE_ARGUMENTS),
         (tilewise.route, ROUTE_ARRAYS, {}),

@@ -20,8 +20,9 @@ from tilewise._arguments import (
     seed_value,
     with_seed,
 )
+from tilewise._functions import Functions
 from tilewise._kinds import form
-from tilewise._torch import autocast, autograd, batching, fake, flops, jagged, operators  # noqa: F401 (they register)
+from tilewise._torch import autocast, autograd, batching, fake, flops, functions, jagged, operators  # noqa: F401 (they register)
 from tilewise._torch import formula as formula
 from tilewise._torch import kv_cache as kv_cache
 from tilewise._torch import private as private
@@ -30,6 +31,7 @@ from tilewise._torch import without_memory as without_memory
 from tilewise._torch.backward import attention_backward as attention_backward
 from tilewise._torch.by_schema import OPERATIONS as OPERATIONS
 from tilewise._torch.errors import raise_known
+from tilewise._torch.functions import backward as _backward_with_functions
 from tilewise._torch.operators import registered_by as registered_by
 from tilewise._torch.private import forward_ad as forward_ad
 from tilewise._torch.refusals import has_tangents, refuse_gradient, refuse_tangents
@@ -167,6 +169,33 @@ def attention(
             return attention(q, k, v, out, seed, head, arrays, tail, return_lse)
         raise_known(error, q=q, k=k, v=v, out=out, **dict(zip(ARRAY_NAMES, arrays or ())))
         raise
+
+
+def attention_with_functions(
+    q: Tensor,
+    k: Any,
+    v: Any,
+    out: Any,
+    seed: Any,
+    head: tuple[Any, ...],
+    arrays: Optional[tuple[Any, ...]],
+    tail: Optional[tuple[Any, ...]],
+    return_lse: bool,
+    score_functions: Functions,
+) -> Any:
+    """attention() with score_mod or mask_mod, which the operators do not take."""
+    arrays, tail = arrays or NO_ARRAYS, tail or DEFAULT_TAIL
+    _check_tensors(k, v, out, arrays)
+    if any_autocast() and _autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
+        q, k, v, bias = autocast.cast(q, k, v, arrays[0], torch.get_autocast_dtype(device_type))
+        arrays = (bias, *arrays[1:])
+    seed_and_offset, tail = _seeded(q, seed, tail)
+    return functions.attention(
+        q, k, v, out, Options._make((*head, *arrays, seed_and_offset, *tail)), return_lse, score_functions
+    )
+
+
+backward_with_functions = _backward_with_functions
 
 
 def _needs_graph(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, sink: Optional[Tensor] = None) -> bool:

@@ -82,6 +82,9 @@ struct Rdna4Ops {
     const int lane = product_lane<(kTight || Own::kCols > 128)>();
     TILEWISE_UNROLL
     for (int k = 0; k < kDepthSteps; k += kSteps) {
+      // Products wait for no memory: without it the compiler reads all of two wide operands, 256 registers, before
+      // them.
+      if (Own::kCols > 192) to.for_each_tile([](auto& tile) { compute_by_here<Machine>(tile); });
       keep_order<Machine>();
       Steps own[Rows / 16];
       TILEWISE_UNROLL

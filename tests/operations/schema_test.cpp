@@ -268,7 +268,7 @@ TEST_F(Schema, ListsFieldsAndTensors) {
   s::for_each_tensor(Call(call_), [&text](const core::ArgumentName& name, const TensorView& view, core::Access access) {
     text += core::concat(name, access == core::Access::write ? "!" : "", view.defined() ? " " : "- ");
   });
-  EXPECT_EQ(text, "x w bias- scales- offsets- out! ");
+  EXPECT_EQ(text, "out! x w bias- scales- offsets- ");
   expect_invalid("problem: unknown key; did you mean tokens? (got 'token')",
                  [] { s::refuse_key<kProject>("token", P{}); });
 }

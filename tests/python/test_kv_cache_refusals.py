@@ -167,7 +167,7 @@ BAD_ATTENTION = {
         {},
         lambda call: {"out": call["v_cache"].view(-1)[:64].view(2, 1, 4, 8)},
         ValueError,
-        r"v_cache: must not overlap out in memory",
+        r"out: must not overlap v_cache in memory",
     ),
     "cache_on_q": ({}, lambda call: _sharing(call, "q", "k_cache"), ValueError, "k_cache: must not overlap q in"),
     "packed": (

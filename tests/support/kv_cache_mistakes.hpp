@@ -245,10 +245,10 @@ inline std::vector<KvCacheMistake> mistakes_in_memory() {
   return {
       {"out: must not overlap q in memory (", onto(&Arguments::out, &Arguments::q), kInvalid, false},
       {"out: must not overlap k in memory (", onto(&Arguments::out, &Arguments::k), kInvalid, false},
-      {"v_cache: must not overlap out in memory (", onto(&Arguments::out, &Arguments::v_cache), kInvalid, false},
+      {"out: must not overlap v_cache in memory (", onto(&Arguments::out, &Arguments::v_cache), kInvalid, false},
       {"out: must not overlap softmax_lse in memory (", onto(&Arguments::softmax_lse, &Arguments::out), kInvalid,
        false},
-      {"k_cache: must not overlap softmax_lse in memory (", onto(&Arguments::softmax_lse, &Arguments::k_cache),
+      {"softmax_lse: must not overlap k_cache in memory (", onto(&Arguments::softmax_lse, &Arguments::k_cache),
        kInvalid, false},
       {"k_cache: must not overlap q in memory (", onto(&Arguments::q, &Arguments::k_cache), kInvalid, false},
       {"k_cache: must not overlap k in memory (", onto(&Arguments::k, &Arguments::k_cache)},

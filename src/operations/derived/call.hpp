@@ -416,10 +416,22 @@ void for_each_place(const Visit& visit) {
   }(std::make_index_sequence<kTensors<kSchema>.size()>());
 }
 
+/// The places in the order of visiting: what is only written first, so that messages about overlap name it first.
+template <const auto& kSchema>
+inline constexpr auto kVisitOrder = [] {
+  std::array<std::size_t, kTensors<kSchema>.size()> order{};
+  std::size_t next = 0;
+  for (const bool written : {true, false})
+    for (std::size_t place = 0; place < order.size(); ++place)
+      if ((kTensors<kSchema>[place].access == core::Access::write) == written) order[next++] = place;
+  return order;
+}();
+
 /// Calls visit(name, view, access) for every tensor, given or not.
 template <const auto& kSchema, typename Visit>
 void for_each_tensor(const CallOf<kSchema>& call, Visit&& visit) {
-  for_each_place<kSchema>([&](auto place) {
+  for_each_place<kSchema>([&](auto nth) {
+    constexpr std::size_t place = kVisitOrder<kSchema>[nth];
     constexpr std::string_view kName = kTensors<kSchema>[place].name;
     const core::Access access = call.template access<place>();
     if constexpr (kTensors<kSchema>[place].list.count == nullptr) {

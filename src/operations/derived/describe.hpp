@@ -113,8 +113,7 @@ class Describer {
     if (!tensor.made_like.empty()) check_what_it_was_made_like(Role<kSchema>::place_of(tensor.made_like));
     if (!views.empty()) {
       check_kind(tensor, views[0], call_.name(place, 0), 0);
-      take_sizes(tensor, views[0], call_.name(place, 0));
-      const core::Shape shape = shape_for(tensor, views[0]);  // once: filling one in takes longer than any check
+      const core::Shape shape = take_shape(tensor, views[0], call_.name(place, 0));
       for (std::size_t n = 0; n < views.size(); ++n) {
         const core::ArgumentName name = call_.name(place, n);
         if (n > 0) check_kind(tensor, views[n], name, n);
@@ -126,17 +125,6 @@ class Describer {
   }
 
   [[nodiscard]] bool is_optional(std::size_t place) const { return row(place).optional || call_.has_number(place); }
-  /// The shape that a tensor must have: sizes that may be any are its own, and one number may come as a row of one.
-  [[nodiscard]] core::Shape shape_for(const Row& tensor, const TensorView& view) const {
-    core::Shape shape = shape_of(tensor, p_);
-    if (shape.rank == 0 && view.rank == 1) return {{"1", 1}};
-    for_each_axis(tensor, p_, [&](int axis, const Dimension<Problem>& dimension) {
-      if (dimension.any && axis < view.rank)
-        shape.dims[static_cast<std::size_t>(axis)].size = core::size_at(view, axis);
-    });
-    return shape;
-  }
-
   /// An output may have been made like an input of a dtype that the operation does not know: the input is what the
   /// caller knows of.
   void check_what_it_was_made_like(std::size_t place) const {
@@ -176,17 +164,31 @@ class Describer {
     check_dtype_among(view.dtype, name, std::span(allowed).first(count), own, anchor_name());
   }
 
-  /// Sizes that no tensor before has said are those of this one.
-  void take_sizes(const Row& tensor, const TensorView& view, const core::ArgumentName& name) {
-    int rank = 0;
-    for_each_axis(tensor, p_, [&rank](int, const Dimension<Problem>&) { ++rank; });
+  /// The shape that a tensor must have. Sizes that no tensor before has said are those of this one, as are those that
+  /// may be any; one number may come as a row of one. Walks over the dimensions once: that takes longer than any check.
+  core::Shape take_shape(const Row& tensor, const TensorView& view, const core::ArgumentName& name) {
+    core::Shape shape;
+    bool takes = false;
     for_each_axis(tensor, p_, [&](int axis, const Dimension<Problem>& dimension) {
-      if (dimension.size == nullptr || is_said(dimension.field_in(p_))) return;
-      if (view.rank != rank) refuse_rank(tensor, view, name);
-      p_.*dimension.field_in(p_) = core::size_at(view, axis) - dimension.beyond;
-      check_size(tensor.name, dimension, p_);
-      say(dimension.field_in(p_));
+      core::Dim& dim = shape.dims[static_cast<std::size_t>(axis)];
+      ++shape.rank;
+      dim.name = dimension.name_in(p_);
+      if (dimension.any) {
+        dim.size = axis < view.rank ? core::size_at(view, axis) : 0;
+        return;
+      }
+      if (dimension.size != nullptr && !is_said(dimension.field_in(p_))) {
+        if (axis >= view.rank) refuse_rank(tensor, view, name);
+        p_.*dimension.field_in(p_) = core::size_at(view, axis) - dimension.beyond;
+        check_size(tensor.name, dimension, p_);
+        say(dimension.field_in(p_));
+        takes = true;
+      }
+      dim.size = dimension.size_in(p_);
     });
+    if (takes && shape.rank != view.rank) refuse_rank(tensor, view, name);
+    if (shape.rank == 0 && view.rank == 1) return {{"1", 1}};
+    return shape;
   }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_rank(const Row& tensor, const TensorView& view,
                                                           const core::ArgumentName& name) const {

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/spelling.hpp"
@@ -13,7 +14,8 @@
 namespace tilewise::operations::schema {
 
 template <typename Problem, typename Value, typename Default, typename... Members, typename Visit>
-void visit_field(const Field<Problem, Value, Default, Members...>& field, Problem& problem, const Visit& visit) {
+[[gnu::always_inline]] inline void visit_field(const Field<Problem, Value, Default, Members...>& field,
+                                               Problem& problem, const Visit& visit) {
   if (!field.is_in(problem)) return;
   const std::string_view key = is_packed(problem) ? field.packed_key : field.key;
   if constexpr (std::is_same_v<Default, Fresh>) {
@@ -29,7 +31,14 @@ void visit_field(const Field<Problem, Value, Default, Members...>& field, Proble
 /// Calls visit(key, field, default) in the order of printing.
 template <const auto& kSchema, typename Problem, typename Visit>
 void for_each_field(Problem& problem, const Visit& visit) {
-  std::apply([&](const auto&... fields) { (visit_field(fields, problem, visit), ...); }, kSchema.fields);
+  // Each as a constant: what it says of the problem is written out, not called by address.
+  [&]<std::size_t... n>(std::index_sequence<n...>) {
+    const auto visit_one = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
+      constexpr auto kField = std::get<i>(kSchema.fields);
+      visit_field(kField, problem, visit);
+    };
+    (visit_one(std::integral_constant<std::size_t, n>()), ...);
+  }(std::make_index_sequence<std::tuple_size_v<decltype(kSchema.fields)>>());
 }
 
 /// Gives an element type the default of its field, which may depend on the fields before it.

@@ -43,7 +43,7 @@ def trace(function: Callable[..., Any]) -> Traced:
 
     The function runs once. It may use Python's arithmetic and comparisons, ``&``, ``|`` and ``~``, ``abs``, torch's
     functions and methods for the same, ``torch.where``, ``minimum``, ``maximum``, ``clamp``, ``exp``, ``exp2``,
-    ``log`` and ``tanh``, and indexing of torch tensors and NumPy arrays that it captures, down to one element. Those
+    ``log`` and ``tanh``, and indexing of torch tensors that it captures, down to one element. Those
     are taken as they are: what is written into them later counts. What Python itself decides on numbers of its own (a
     loop over a fixed range, an ``if`` on a captured flag) is decided while tracing.
 

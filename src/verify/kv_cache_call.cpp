@@ -341,10 +341,10 @@ void DrawnKvCache::for_each_tensor(const std::vector<Output>& outputs, const Cha
                                    const TensorVisitor& visit) const {
   const auto visited = [&](auto arguments) {
     change_given(arguments, change);
-    operations::kv_cache::for_each_tensor(operations::kv_cache::call_of(arguments),
-                                          [&visit](std::string_view name, const TensorView& view, core::Access) {
-                                            if (view.defined()) visit(std::string(name), view);
-                                          });
+    operations::schema::for_each_tensor(operations::KvCache::Call(arguments),
+                                        [&visit](const core::ArgumentName& name, const TensorView& view, core::Access) {
+                                          if (view.defined()) visit(core::concat(name), view);
+                                        });
   };
   alone() ? visited(append_arguments(outputs)) : visited(arguments(outputs));
 }

@@ -82,7 +82,7 @@ ADVICE: dict[str, str] = {
     "scale": _SCALE,
     "scaling": _SCALE,
     "score_func": _SCORE,
-    "score_mod": "use bias=, alibi_slopes= or softcap=",
+    "score_mod": "use softcap= or alibi_slopes=",
     "scoring_func": _SCORE,
     "sinks": _SINK,
     "slot_mapping": "use slots=",

@@ -35,8 +35,7 @@ constexpr std::array<EnvironmentVariable, 23> kVariables = {{
     {"TILEWISE_EMULATION_SEED", "order in which emulated lanes advance"},
     {"TILEWISE_CUDA_DRIVER", "library to open in place of libcuda.so.1"},
     {"TILEWISE_HIP_DRIVER", "library to open in place of libamdhip64"},
-    {"TILEWISE_CHECK",
-     "1: read lengths that lie in a GPU's memory, and check them; refuse indices outside captured tensors"},
+    {"TILEWISE_CHECK", "1: check lengths that lie in a GPU's memory; refuse indices outside captured tensors"},
 }};
 
 }  // namespace

@@ -48,16 +48,17 @@ class ProblemDraw {
   }
 
  private:
-  /// Functions of every kind of operator, and look-ups that are not all within their tables.
+  /// Functions of every kind of operator, and look-ups that are not all within their tables. Few: most implementations
+  /// refuse them.
   void draw_functions() {
-    if (wanted(Feature::score_mod, 0.15)) {
+    if (wanted(Feature::score_mod, 0.04)) {
       p_.score_mod =
           rng_.pick<const char*>({"score-abs(table0[h])*abs(q_idx-kv_idx)", "4.0*tanh(score/4.0)",
                                   "select(kv_idx<=q_idx,score,-inf)", "score+table0[h]*table1[kv_idx%8]",
                                   "score*0.5+0.125*((q_idx+b)//3%5)", "max(score,-2.0)-log(1.0+exp2(-abs(score)))",
                                   "select(table1[min(q_idx,7)]==table1[kv_idx],score,score-1.5)"});
     }
-    if (wanted(Feature::mask_mod, 0.15)) {
+    if (wanted(Feature::mask_mod, 0.04)) {
       p_.mask_mod =
           rng_.pick<const char*>({"kv_idx<=q_idx", "(q_idx-kv_idx)%3!=1", "(abs(q_idx-kv_idx)<40)|(kv_idx<5)",
                                   "table1[q_idx//16]<=table1[kv_idx//16]", "(kv_idx+b+h)%7<5", "table0[h]<0.5"});

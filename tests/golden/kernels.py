@@ -33,6 +33,8 @@ TARGETS = (
     "gfx1100",
     "gfx1102",
     "gfx1151",
+    "gfx1201",
+    "gfx1250",
 )
 LONG = "dtype=bf16 seqlen_q=4096 seqlen_k=4096 num_heads_q=32"
 EVERY_OPTION = (

@@ -319,7 +319,8 @@ def test_a_phase_that_is_refused() -> None:
     runner = make_runner(mha_pool(2, 64, torch.float32))
     batch, layer = make_batch(runner, "EXTEND", 1), make_layer(4, 64, 2)
     batch.mha_return_lse = True
-    with pytest.raises(NotImplementedError, match=r"mha_return_lse: is not supported .* passed by a batch \(got True\)"):
+    refusal = r"mha_return_lse: is not supported .* passed by a batch \(got True\)"
+    with pytest.raises(NotImplementedError, match=refusal):
         run(runner, backend, batch, layer, draw(batch, layer, torch.float32))
 
 

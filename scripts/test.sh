@@ -79,8 +79,8 @@ python_tests() { .venv/bin/python -m pytest -q -p no:cacheprovider --durations=5
 # What goes with models, beside the newest transformers that is pinned; all else is tested beside that of the build.
 newest_transformers() { PYTHONPATH=$PYTHONPATH:$PWD/.venv/newest python_tests tests/python/test_transformers*.py; }
 
-# With clang the fuzz step's build serves both; else one of gcc.
-sanitizers() {
+# sanitized_build [OPTION...]: sets `folder` to it. With clang the fuzz step's build serves both; else one of gcc.
+sanitized_build() {
   local preset=asan options=(-DPython_EXECUTABLE="$PWD/.venv/bin/python" -DTILEWISE_TEST_KERNELS="$PWD/build/kernels") clang
   if clang=$(scripts/bootstrap.sh --fuzzing-clang); then
     preset=fuzz
@@ -89,9 +89,19 @@ sanitizers() {
   if command -v ccache >/dev/null; then
     options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   fi
-  cmake --preset "$preset" -G Ninja "${options[@]}" >/dev/null &&
-    cmake --build "build-$preset" -j "$JOBS" &&
-    TILEWISE_TEST_PERCENT=$SANITIZED_PERCENT GTEST_FILTER=$UNSANITIZED cpp_tests "build-$preset"
+  folder=build-$preset
+  cmake --preset "$preset" -G Ninja "${options[@]}" >/dev/null && cmake --build "$folder" -j "$JOBS" "$@"
+}
+
+sanitizers() {
+  local folder
+  sanitized_build && TILEWISE_TEST_PERCENT=$SANITIZED_PERCENT GTEST_FILTER=$UNSANITIZED cpp_tests "$folder"
+}
+
+# The command and what its tests give it, by night: fuzzing reads the same input in a test run.
+sanitized_command() {
+  local folder
+  sanitized_build --target tilewise_cli && TILEWISE_CLI=$PWD/$folder/tilewise python_tests tests/cli
 }
 
 fuzz() {
@@ -187,6 +197,7 @@ case ${1:-} in
       TILEWISE_TEST_PACKED=$(times_factor 20) TILEWISE_TEST_PACKED_SEED=$SEED \
         step "packed batches" python_tests tests/python/test_transformers_packed.py -k random_batches --dist load
       SECONDS_EACH=$(times_factor "${SECONDS_EACH:-15}") step "fuzz" fuzz
+      step "sanitized command" sanitized_command
       step "vLLM" vllm_models
       step "SGLang" sglang_backend
       step "golden" golden

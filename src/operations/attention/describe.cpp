@@ -290,10 +290,7 @@ class Describer {
     for (std::size_t i = 0; i < options_.tables.size(); ++i) {
       const TensorView& table = options_.tables[i];
       check_view(table, table_name(i), device_, kAnchor);
-      if (table.rank < 1 || table.rank > expression::kTableRank) {
-        invalid_argument(table_name(i), ": must have 1 to ", expression::kTableRank, " dimensions (got ", table.rank,
-                         ")");
-      }
+      check_table_rank(i, table.rank);
       TableShape& shape = p_.tables.emplace_back(TableShape{table.dtype, table.rank});
       std::copy_n(table.shape.begin(), table.rank, shape.shape.begin());
     }

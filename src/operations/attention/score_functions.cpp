@@ -21,10 +21,7 @@ void validate_tables(const AttentionProblem& p) {
   for (std::size_t i = 0; i < p.tables.size(); ++i) {
     const TableShape& table = p.tables[i];
     (void)expression::table_type(table.dtype, table_name(i));
-    if (table.rank < 1 || table.rank > expression::kTableRank) {
-      core::invalid_argument(table_name(i), ": must have 1 to ", expression::kTableRank, " dimensions (got ",
-                             table.rank, ")");
-    }
+    check_table_rank(i, table.rank);
     auto bytes = static_cast<std::int64_t>(size_of(table.dtype));
     for (std::size_t d = 0; d < static_cast<std::size_t>(table.rank); ++d) {
       const std::int64_t size = table.shape[d];
@@ -37,6 +34,12 @@ void validate_tables(const AttentionProblem& p) {
 }
 
 }  // namespace
+
+void check_table_rank(std::size_t index, int rank) {
+  if (rank >= 1 && rank <= expression::kTableRank) return;
+  core::invalid_argument(table_name(index), ": must have 1 to ", expression::kTableRank, " dimensions (got ", rank,
+                         ")");
+}
 
 expression::Signature signature_of(ScoreFunction function, std::vector<expression::Table> tables) {
   using enum expression::Type;
@@ -69,18 +72,16 @@ void validate_score_functions(const AttentionProblem& problem) {
 void normalise_score_functions(AttentionProblem& problem) {
   if (problem.score_mod.empty() && problem.mask_mod.empty()) return;
   try {
-    validate_score_functions(problem);
+    validate_tables(problem);
+    const auto score_mod = score_function(problem, ScoreFunction::score_mod);
+    const auto mask_mod = score_function(problem, ScoreFunction::mask_mod);
+    if (score_mod) problem.score_mod = to_string(*score_mod);
+    if (mask_mod) problem.mask_mod = to_string(*mask_mod);
   } catch (const Error&) {
     return;  // validate() says it
   }
-  if (const auto function = score_function(problem, ScoreFunction::score_mod)) {
-    problem.score_mod = to_string(*function);
-    if (problem.score_mod == "score") problem.score_mod.clear();
-  }
-  if (const auto function = score_function(problem, ScoreFunction::mask_mod)) {
-    problem.mask_mod = to_string(*function);
-    if (problem.mask_mod == "True") problem.mask_mod.clear();
-  }
+  if (problem.score_mod == "score") problem.score_mod.clear();
+  if (problem.mask_mod == "True") problem.mask_mod.clear();
   if (problem.score_mod.empty() && problem.mask_mod.empty()) problem.tables.clear();
 }
 

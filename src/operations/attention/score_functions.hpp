@@ -34,6 +34,9 @@ inline constexpr std::size_t kMostTables = 8;
   return index < kMostTables ? kNames[index] : "tables";
 }
 
+/// Throws Error where a table has no dimension or too many.
+void check_table_rank(std::size_t index, int rank);
+
 /// Of a problem's text: none where it has no such function. Throws Error for text that is no expression of the
 /// problem's tables.
 [[nodiscard]] std::optional<expression::Expression> score_function(const AttentionProblem& problem,

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/emulated_machines.hpp"
 #include "backends/emulation/emulation_backend.hpp"
 #include "core/device.hpp"
 #include "operations/attention/attention.hpp"
@@ -105,7 +106,7 @@ inline std::vector<std::string> names_of_compiled() {
   for (const core::Implementation* row : attention_rows()) {
     if (!compiles_kernels(*row)) continue;
     if (row->name() == "cuda.hopper" || row->name() == "emulation.sm90") continue;
-    if (row->name() == "emulation.rdna4" || row->name() == "emulation.gfx1250") continue;
+    if (differs_in_products_alone(row->name())) continue;
     const core::DeviceSystem* device = core::device_system(row->device());
     if (device == nullptr || device->device_count() > 0) names.emplace_back(row->name());
   }

@@ -9,18 +9,19 @@
 #include <vector>
 
 #include "core/implementation.hpp"
+#include "emulated_machines.hpp"
 
 namespace tilewise {
 
-/// The rows of an operation that this machine's CPU may run, of emulations those whose lanes differ: rdna4 and gfx1250
-/// differ from rdna in products, which random problems in tests have none of under emulation.
+/// The rows of an operation that this machine's CPU may run, without those: under emulation no random problem of a test
+/// has products.
 template <typename Problem>
 [[nodiscard]] std::vector<std::string> cpu_rows_of() {
   constexpr const Problem* kTag = nullptr;
   std::vector<std::string> names;
   for (const core::Implementation* row : core::implementation_table()) {
     if (&row->operation() != &operation_of(kTag) || row->device() != DeviceType::cpu) continue;
-    if (row->name() == "emulation.rdna4" || row->name() == "emulation.gfx1250") continue;
+    if (differs_in_products_alone(row->name())) continue;
     names.emplace_back(row->name());
   }
   return names;

@@ -119,41 +119,14 @@ class TilewiseAttnBackend(AttentionBackend):
         **others: Any,
     ) -> torch.Tensor:
         """q: [tokens, num_heads_q * head_dim], any k and v are the step's own. Returns [tokens, heads * head_dim_v]."""
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, sinks, others)
-
-    def forward_extend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-        sinks: torch.Tensor | None = None,
-        **others: Any,
-    ) -> torch.Tensor:
-        """As forward_decode(), for prompts, chunks of them behind a prefix, and draft tokens to verify."""
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, sinks, others)
-
-    def _forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: Any,
-        batch: Any,
-        save_kv_cache: bool,
-        sinks: torch.Tensor | None,
-        others: dict[str, Any],
-    ) -> torch.Tensor:
         refuse_meanings("a layer", others)
-        refuse_phase(batch)
+        refuse_phase(forward_batch)
         refuse_layer(layer, self.attention_chunk_size)
         step = self.forward_metadata
         if step is None:
             raise RuntimeError("forward_metadata: must be made by init_forward_metadata() before a layer (got None)")
         queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        out = self._output(queries, layer, batch)
+        out = self._output(queries, layer, forward_batch)
         rows, written = queries[: step.tokens], out[: step.tokens]
         options = {**self._options, **self._options_of(layer, sinks, rows)}
         keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
@@ -161,11 +134,14 @@ class TilewiseAttnBackend(AttentionBackend):
             self._attend_prompts(rows, k, v, written, layer, step, save_kv_cache, options)
         else:
             if save_kv_cache and k is not None and v is not None:
-                self._write(k, v, layer, batch, step)
+                self._write(k, v, layer, forward_batch, step)
             self._attend_pool(rows, keys, written, layer, step, options)
         if step.tokens < len(out):
             out[step.tokens :].zero_()
         return out.flatten(1)
+
+    # Prompts, chunks of them behind a prefix, and draft tokens to verify: their steps differ, not their layers.
+    forward_extend = forward_decode
 
     def _output(self, queries: torch.Tensor, layer: Any, batch: Any) -> torch.Tensor:
         """Where to write, [tokens, num_heads_q, head_dim_v]: what a captured prompt gives, or a new tensor."""

@@ -1,4 +1,4 @@
-"""Hopper's expert layers (src/device/moe/sm90) beside torch's grouped_mm, bf16.
+"""Hopper's expert layers (src/device/moe/sm90) beside torch's grouped_mm, bf16 or with weights in mxfp4.
 
 Each configuration is compiled by NVRTC, compared with fp32 arithmetic on random data, and timed in turns with the layer
 made of torch.nn.functional.grouped_mm as transformers has it: captured graphs of calls whose routings are drawn anew,
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_inputs import LAYERS, Call, Layer, Weights
+from moe_inputs import LAYERS, AnyWeights, Call, PackedWeights, Weights
 from moe_kernels import (
     SORTS,
     Decode,
@@ -62,14 +62,25 @@ def grouped_layer(w: Weights, call: Call) -> Callable[[], Any]:
     return layer
 
 
-def library_layer(w: Weights, call: Call) -> Callable[[], Any]:
+def library_layer(w: AnyWeights, call: Call) -> Callable[[], Any]:
     """tilewise.moe, by whichever implementation it chooses."""
     import tilewise
 
-    return lambda: tilewise.moe(call.x, call.ids, call.weights, w.gate_up, w.down)
+    if isinstance(w, Weights):
+        return lambda: tilewise.moe(call.x, call.ids, call.weights, w.gate_up, w.down)
+    return lambda: tilewise.moe(
+        call.x,
+        call.ids,
+        call.weights,
+        w.gate_up.elements,
+        w.down.elements,
+        w_format="mxfp4",
+        gate_up_scale=w.gate_up.scales,
+        down_scale=w.down.scales,
+    )
 
 
-def error_of(kernel: Decode | ManyRows, w: Weights, call: Call) -> float:
+def error_of(kernel: Decode | ManyRows, w: Any, call: Call) -> float:
     """Relative, in the norm; infinite where runs differ in a bit or something is not written."""
     import torch
 
@@ -86,11 +97,12 @@ def error_of(kernel: Decode | ManyRows, w: Weights, call: Call) -> float:
     return error if error == error else float("inf")
 
 
-def floor_of(layer: Layer, calls: list[Call]) -> float:
+def floor_of(w: AnyWeights, calls: list[Call]) -> float:
     """Seconds of a call: of the weights that it touches, or of its operations."""
-    expert = 3 * layer.intermediate * layer.hidden
+    expert = 3 * w.layer.intermediate * w.layer.hidden
     touched = statistics.mean(float(call.ids.unique().numel()) for call in calls)
-    return float(max(touched * expert * 2 / BYTES_PER_SECOND, calls[0].ids.numel() * expert * 2 / FLOPS))
+    moved = touched * expert * w.element_bytes / BYTES_PER_SECOND
+    return float(max(moved, calls[0].ids.numel() * expert * 2 / FLOPS))
 
 
 def graph_of(runs: list[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
@@ -139,10 +151,9 @@ def kernel_microseconds(call: Callable[[], Any]) -> list[float]:
 
 
 def measure(
-    name: str, tokens: int, w: Weights, kernels: list[Decode | ManyRows], options: argparse.Namespace
+    name: str, tokens: int, w: Any, kernels: list[Decode | ManyRows], options: argparse.Namespace
 ) -> dict[str, Any]:
-    layer = w.layer
-    fine = []
+    layer, fine = w.layer, []
     for kernel in kernels:
         errors = [error_of(kernel, w, Call.draw(layer, tokens, skewed)) for skewed in (False, True)]
         print(f"{name} {tokens} {kernel.config.name}: errors {errors[0]:.2e} {errors[1]:.2e}", flush=True)
@@ -152,7 +163,7 @@ def measure(
         return {}
     count = 24 if tokens <= 4 else 8 if tokens <= 512 else 2
     calls = [Call.draw(layer, tokens) for _ in range(count)]
-    floor = floor_of(layer, calls)
+    floor = floor_of(w, calls)
     ways = {
         f"{k.config.name}{' pdl' if pdl else ''}": [k.layer(w, call, pdl) for call in calls]
         for k in fine
@@ -163,7 +174,7 @@ def measure(
             print(f"  {kernel.config.name}: {kernel_microseconds(kernel.layer(w, calls[0], False))}", flush=True)
     if options.library:
         ways["tilewise.moe"] = [library_layer(w, call) for call in calls]
-    if options.peers:
+    if options.peers and isinstance(w, Weights):
         ways["grouped_mm"] = [grouped_layer(w, call) for call in calls]
     seconds = seconds_of(ways, options.samples, options.pause)
     print(f"{name} {tokens} tokens: floor {floor * 1e6:.1f} us, {count} calls")
@@ -186,12 +197,26 @@ CONFIGS = (
     LayerConfig(256, 4),
     LayerConfig(256, 4, held_experts=8),
 )
+MXFP4, PACKED_DEPTH = 1, 256
+PACKED_CONFIGS = (
+    DecodeConfig(8, 1, 17, PACKED_DEPTH, tokens=(1, 8), weights=MXFP4),
+    DecodeConfig(8, 1, 10, PACKED_DEPTH, consumers=2, tokens=(1, 8), weights=MXFP4),
+    DecodeConfig(8, 1, 5, PACKED_DEPTH, consumers=2, row_blocks=2, tokens=(1, 8), weights=MXFP4, scale_windows=3),
+    DecodeConfig(16, 4, 8, PACKED_DEPTH, consumers=2, tokens=(9, 16), weights=MXFP4),
+    DecodeConfig(16, 4, 4, PACKED_DEPTH, consumers=2, row_blocks=2, tokens=(9, 16), weights=MXFP4),
+    DecodeConfig(16, 0, 8, PACKED_DEPTH, consumers=2, tokens=(16, 256), weights=MXFP4),
+    DecodeConfig(16, 0, 4, PACKED_DEPTH, consumers=2, row_blocks=2, tokens=(16, 256), weights=MXFP4),
+    DecodeConfig(32, 0, 6, PACKED_DEPTH, consumers=2, tokens=(16, 512), weights=MXFP4),
+    DecodeConfig(32, 0, 4, PACKED_DEPTH, consumers=2, row_blocks=2, tokens=(16, 512), weights=MXFP4, scale_windows=2),
+    DecodeConfig(64, 0, 4, PACKED_DEPTH, consumers=2, tokens=(64, 512), weights=MXFP4, scale_windows=3),
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", default="qwen,mixtral", help="default: qwen,mixtral")
     parser.add_argument("--tokens", default="1,16,64,512", help="default: 1,16,64,512")
+    parser.add_argument("--weights", default="bf16", choices=("bf16", "mxfp4"), help="default: bf16")
     parser.add_argument("--filter", default="", help="only configurations whose name contains it")
     parser.add_argument("--samples", type=int, default=20, help="of each, default: 20")
     parser.add_argument("--pause", type=float, default=0.01, metavar="SECONDS", help="before a sample, default: 0.01")
@@ -203,7 +228,8 @@ def main() -> int:
     parser.add_argument("--check-only", action="store_true", help="compare with fp32 and leave, as for sanitizers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
     options = parser.parse_args()
-    configs = tuple(c for c in CONFIGS if options.filter in c.name)
+    packed = options.weights != "bf16"
+    configs = tuple(c for c in (PACKED_CONFIGS if packed else CONFIGS) if options.filter in c.name)
     code = compiled((*SORTS, GatherConfig(), *configs), options.compile_only or options.kernels)
     if options.compile_only:
         return 0
@@ -222,7 +248,7 @@ def main() -> int:
     ]
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     for name in options.layers.split(","):
-        weights = Weights.draw(LAYERS[name])
+        weights = (PackedWeights if packed else Weights).draw(LAYERS[name])
         for tokens in (int(text) for text in options.tokens.split(",")):
             fit = [kernel for kernel in kernels if kernel.serves(LAYERS[name], tokens)]
             results[f"{name} {tokens}"] = measure(name, tokens, weights, fit, options)

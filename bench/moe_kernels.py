@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cuda_program import CudaModule, compile_cuda, matrix_map, tensor_map
-from moe_inputs import Call, Layer, Weights
+from moe_inputs import AnyWeights, Call, Layer, PackedMatrices, PackedWeights, Weights
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ARCHITECTURE = "sm_90a"
@@ -123,11 +123,18 @@ class DecodeConfig:
     row_blocks: int = 1
     held_experts: int = 4
     tokens: tuple[int, int] = (1, 1)
+    weights: int = 0  # MoeWeights: 1: mxfp4
+    scale_windows: int = 4
 
     @property
     def name(self) -> str:
         held = f"h{self.held_ids}" if self.held_ids else f"e{self.held_experts}"
-        return f"decode_n{self.block_n}_{held}_c{self.consumers}x{self.row_blocks}_d{self.depth}_s{self.stages}"
+        name = f"decode_n{self.block_n}_{held}_c{self.consumers}x{self.row_blocks}_d{self.depth}_s{self.stages}"
+        return f"mxfp4_{name}_w{self.scale_windows}" if self.weights else name
+
+    @property
+    def packed(self) -> bool:
+        return self.weights != 0
 
     @property
     def block_m(self) -> int:
@@ -210,6 +217,25 @@ class SortParams(ctypes.Structure):
     )
 
 
+class Scales(ctypes.Structure):
+    """ExpertScales."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("strides", ctypes.c_int64 * 4),
+        ("columns", ctypes.c_int32),
+        ("in_runs", ctypes.c_int32),
+    )
+
+    @classmethod
+    def of(cls, matrices: PackedMatrices) -> Scales:
+        """Of concatenated gates and ups, or of matrices without a gate."""
+        scales = matrices.scales
+        expert, row, column = scales.stride()
+        strides = (ctypes.c_int64 * 4)(expert, expert // 2, row, column)
+        return cls(scales.data_ptr(), strides, scales.shape[-1], int(scales.numel() % 16 == 0))
+
+
 class DecodeParams(ctypes.Structure):
     """MoeDecodeParams."""
 
@@ -220,13 +246,14 @@ class DecodeParams(ctypes.Structure):
         ("topk_weights", Pairs),
         ("sorted", ctypes.c_uint64 * 3),
         ("biases", ctypes.c_uint64 * 10),
+        ("scales", Scales * 2),
         ("x", Rows),
         ("h", Rows),
         ("parts", Rows),
         ("out", Rows),
         ("counters", ctypes.c_uint64),
         ("alpha_limit", ctypes.c_float * 2),
-        ("rest", ctypes.c_char * 40),
+        ("rest", ctypes.c_char * 8),
     )
 
 
@@ -302,7 +329,24 @@ class Decode(Kernel):
         held = tokens <= c.block_n and tokens * layer.top_k <= 32 * c.held_ids
         return c.tokens[0] <= tokens <= c.tokens[1] and (held if c.held_ids else layer.experts <= 32 * c.held_experts)
 
-    def layer(self, w: Weights, call: Call, programmatic: bool) -> Callable[[], None]:
+    def _maps(self, w: AnyWeights) -> list[bytes]:
+        """Of weights as they are, or of the bytes of packed ones."""
+        layer, block_m = w.layer, self.config.block_m
+        if isinstance(w, PackedWeights):
+            up, down, kind, packed, box = w.gate_up.elements, w.down.elements, "u8", 2, 128
+        else:
+            up, down, kind, packed, box = w.gate_up, w.down, "bf16", 1, 64
+        i, h = layer.intermediate, layer.hidden
+        up_columns, down_columns = h // packed, i // packed
+        octets = (layer.experts, i // 8, 2, 8, up_columns)
+        strides = (2 * i * up_columns, 8 * up_columns, i * up_columns, up_columns)
+        down_shape = (layer.experts, h, down_columns)
+        return [
+            tensor_map(up.data_ptr(), kind, octets, strides, (1, block_m // 16, 2, 8, box), 128),
+            tensor_map(down.data_ptr(), kind, down_shape, (h * down_columns, down_columns), (1, block_m, box), 128),
+        ]
+
+    def layer(self, w: AnyWeights, call: Call, programmatic: bool) -> Callable[[], None]:
         import torch
 
         c, layer, (tokens, top_k) = self.config, w.layer, call.ids.shape
@@ -315,20 +359,10 @@ class Decode(Kernel):
             for count in (4 + pairs, layer.experts + 1, pairs, pairs)
         )
         call.scratch += [values, parts, counters, offsets, order, rows]
-        octets = (layer.experts, i // 8, 2, 8, h)
-        maps = [
-            tensor_map(
-                w.gate_up.data_ptr(),
-                "bf16",
-                octets,
-                (2 * i * h, 8 * h, i * h, h),
-                (1, c.block_m // 16, 2, 8, 64),
-                128,
-            ),
-            tensor_map(w.down.data_ptr(), "bf16", (layer.experts, h, i), (h * i, i), (1, c.block_m, 64), 128),
-        ]
         p = DecodeParams()
-        ctypes.memmove(ctypes.addressof(p), b"".join(maps), 256)
+        ctypes.memmove(ctypes.addressof(p), b"".join(self._maps(w)), 256)
+        if isinstance(w, PackedWeights):
+            p.scales[:] = [Scales.of(matrices) for matrices in (w.gate_up, w.down)]
         p.shape.sizes[:] = [tokens, top_k, h, i, layer.experts, 0]
         p.topk_ids = Pairs(call.ids.data_ptr(), call.ids.stride(0), call.ids.stride(1), 4, 0)
         p.topk_weights = Pairs(call.weights.data_ptr(), call.weights.stride(0), call.weights.stride(1), 1, 0)

@@ -2,11 +2,14 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <vector>
 
 #include "backends/reference/activation_math.hpp"
 #include "device/common/float16.h"
+#include "device/common/float4.h"
+#include "device/common/float8_e8m0.h"
 #include "device/moe/sm90/decode.h"
 #include "device/moe/sm90/gather.h"
 #include "device/moe/sm90/layer.h"
@@ -26,10 +29,11 @@ struct Sizes {
   std::int64_t first_expert = 0;
 };
 
-/// Dimensions, strides in elements and box, the innermost last, of a tensor of bf16.
+/// Dimensions, strides in elements and box, the innermost last, of a tensor of bf16 or of bytes.
 gpu::TensorMap tensor_map(const void* address, std::vector<std::int64_t> dims, std::vector<std::int64_t> strides,
-                          std::vector<std::int32_t> box) {
+                          std::vector<std::int32_t> box, DType dtype = DType::bf16) {
   gpu::TensorMap map;
+  map.dtype = dtype;
   map.address = const_cast<void*>(address);
   map.rank = static_cast<int>(dims.size());
   for (std::size_t i = 0; i < dims.size(); ++i) {
@@ -37,12 +41,40 @@ gpu::TensorMap tensor_map(const void* address, std::vector<std::int64_t> dims, s
     map.box[i] = static_cast<std::uint32_t>(box[dims.size() - 1 - i]);
   }
   for (std::size_t i = 0; i < strides.size(); ++i) {
-    map.strides[i] = static_cast<std::uint64_t>(strides[strides.size() - 1 - i]) * 2;
+    map.strides[i] = static_cast<std::uint64_t>(strides[strides.size() - 1 - i]) * size_of(dtype);
   }
   return map;
 }
 
 constexpr std::uint16_t kPoison = 0x7FFF;
+
+/// Weights in mxfp4, and what they are in bf16, exactly. Scales lie behind a few bytes where they are moved.
+struct PackedWeights {
+  std::vector<std::uint8_t> bytes, scales;
+  std::int64_t moved;
+
+  PackedWeights(std::vector<std::uint16_t>& elements, std::int64_t columns, std::int64_t moves, std::mt19937& random)
+      : bytes(elements.size() / 2), scales(elements.size() / 32 + static_cast<std::size_t>(moves)), moved(moves) {
+    const auto blocks = static_cast<std::int64_t>(elements.size()) / 32;
+    std::vector<float> real(32);
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      std::uint8_t& scale = scales[static_cast<std::size_t>(block + moved)];
+      scale = static_cast<std::uint8_t>(121 - static_cast<int>(std::log2(static_cast<double>(columns))) / 2 +
+                                        static_cast<int>(random() % 4));
+      for (std::int64_t i = 32 * block; i < 32 * block + 32; ++i) {
+        const auto code = static_cast<std::uint8_t>(random() % 16);
+        set_e2m1(bytes.data(), i, code);
+        elements[static_cast<std::size_t>(i)] = float_to_bf16(e2m1_to_float(code) * e8m0_to_float(scale));
+      }
+    }
+  }
+  [[nodiscard]] ExpertScales of(std::int64_t expert_rows, std::int64_t gate_rows, std::int64_t row_rows,
+                                std::int64_t columns) const {
+    const std::int64_t n = columns / 32;
+    return {scales.data() + moved,        expert_rows * n, gate_rows * n, row_rows * n, 1,
+            static_cast<std::int32_t>(n), moved == 0};
+  }
+};
 
 /// A layer whose gate and up lie one behind the other, or row by row; out and what is between begin as NaN.
 template <MoeDecodeConfig C>
@@ -56,8 +88,10 @@ struct Problem {
   std::vector<std::uint32_t> counters;
   std::vector<std::int32_t> offsets, sorted, rows;
   ActivationNumbers numbers{1.7f, 1.25f};
+  std::optional<PackedWeights> packed_gate_up, packed_down;
 
-  Problem(Sizes sizes, unsigned seed, bool interleaves)
+  /// moved: bytes that scales of packed weights lie behind, where they begin on 16 bytes.
+  Problem(Sizes sizes, unsigned seed, bool interleaves, std::int64_t moved = 0)
       : size(sizes),
         interleaved(interleaves),
         x(elements(sizes.tokens, sizes.hidden)),
@@ -79,6 +113,10 @@ struct Problem {
     for (auto* to : {&x, &gate_up, &down}) {
       const float scale = to == &x ? 1.0f : 1.0f / std::sqrt(static_cast<float>(sizes.hidden));
       for (auto& element : *to) element = float_to_bf16(scale * normal(random));
+    }
+    if constexpr (C.packed()) {
+      packed_gate_up.emplace(gate_up, sizes.hidden, moved, random);
+      packed_down.emplace(down, sizes.intermediate, moved, random);
     }
     for (auto* to : {&gate_up_bias, &down_bias})
       for (float& element : *to) element = normal(random);
@@ -143,10 +181,21 @@ struct Problem {
     const std::int64_t i = size.intermediate, k = size.hidden, e = size.num_experts;
     const std::int64_t row = interleaved ? kGates * k : k, gate = interleaved ? k : i * k;
     MoeDecodeParams p{};
-    p.gate_up_map =
-        encoded_map(tensor_map(gate_up.data(), {e, i / 8, kGates, 8, k}, {kGates * i * k, 8 * row, gate, row},
-                               {1, C.block_j() / 8, static_cast<std::int32_t>(kGates), 8, 64}));
-    p.down_map = encoded_map(tensor_map(down.data(), {e, k, i}, {i * k, i}, {1, C.block_m(), 64}));
+    const void* up = gate_up.data();
+    const void* back = down.data();
+    const DType dtype = C.packed() ? DType::u8 : DType::bf16;
+    const std::int64_t part = C.packed() ? 2 : 1;
+    const std::int32_t columns = C.packed() ? 128 : 64;
+    if constexpr (C.packed()) {
+      up = packed_gate_up->bytes.data(), back = packed_down->bytes.data();
+      p.gate_up_scales = packed_gate_up->of(kGates * i, gate / k, row / k, k);
+      p.down_scales = packed_down->of(k, 0, 1, i);
+    }
+    p.gate_up_map = encoded_map(tensor_map(up, {e, i / 8, kGates, 8, k / part},
+                                           {kGates * i * k / part, 8 * row / part, gate / part, row / part},
+                                           {1, C.block_j() / 8, static_cast<std::int32_t>(kGates), 8, columns}, dtype));
+    p.down_map =
+        encoded_map(tensor_map(back, {e, k, i / part}, {i * k / part, i / part}, {1, C.block_m(), columns}, dtype));
     p.shape = {size.tokens, size.top_k, size.hidden, size.intermediate, size.num_experts, 0, size.first_expert};
     p.topk_ids = {ids.data(), size.top_k, 1, 8, 0};
     p.topk_weights = {weights.data(), size.top_k, 1, kBiasF32, 0};
@@ -201,6 +250,10 @@ struct Problem {
     add(memory, "topk_weights", gpu::Access::read, weights, true);
     add(memory, "gate_up_bias", gpu::Access::read, gate_up_bias, true);
     add(memory, "down_bias", gpu::Access::read, down_bias, true);
+    if constexpr (C.packed()) {
+      add(memory, "gate_up_scales", gpu::Access::read, packed_gate_up->scales, true);
+      add(memory, "down_scales", gpu::Access::read, packed_down->scales, true);
+    }
     add(memory, "h", gpu::Access::write, h, false);          // others read it once the group's tiles have come
     add(memory, "parts", gpu::Access::write, parts, false);  // others read it once all have met
     add(memory, "out", gpu::Access::write, out, true);
@@ -233,8 +286,8 @@ constexpr MoeDecodeConfig config(std::int32_t block_n, std::int32_t held_ids, st
 }
 
 template <MoeDecodeConfig C>
-void compute(Sizes size, std::int32_t blocks, unsigned seed, bool interleaved = false) {
-  Problem<C> problem(size, seed, interleaved);
+void compute(Sizes size, std::int32_t blocks, unsigned seed, bool interleaved = false, std::int64_t moved = 0) {
+  Problem<C> problem(size, seed, interleaved, moved);
   for (std::uint64_t run = 0; run < 2; ++run) {  // the second one finds the counters as the first one has left them
     std::ranges::fill(problem.out, kPoison);
     EXPECT_EQ(problem.run(blocks, seed + run), "");
@@ -249,6 +302,24 @@ TEST(HopperMoeDecode, EndsWhereTensorsEnd) {
 }
 TEST(HopperMoeDecode, HasSeveralRowBlocks) { compute<config(32, 2, 3, 2, 2)>({21, 2, 136, 136, 3}, 2, 4); }
 TEST(HopperMoeDecode, ReadsWhatTheSortLeft) { compute<config(16, 0, 4)>({150, 2, 72, 40, 9}, 3, 5); }
+
+/// mxfp4 weights. Steps are of 256 elements and scales come for 1,024.
+constexpr MoeDecodeConfig packed_config(std::int32_t block_n, std::int32_t held_ids, std::int32_t stages,
+                                        std::int32_t consumers = 1, std::int32_t row_blocks = 1) {
+  MoeDecodeConfig c = config(block_n, held_ids, stages, consumers, row_blocks);
+  c.weights = kMoeMxfp4, c.depth = 256, c.scale_windows = 2;
+  return c;
+}
+TEST(HopperMoeDecode, WidensPackedWeights) {
+  compute<packed_config(8, 1, 3)>({1, 2, 256, 64, 4}, 2, 50);
+  compute<packed_config(8, 1, 4)>({5, 3, 1184, 96, 3}, 3, 51);
+  compute<packed_config(16, 2, 5, 2)>({11, 4, 320, 160, 5}, 2, 52, true);
+  compute<packed_config(32, 2, 3, 2, 2)>({21, 2, 288, 288, 3}, 2, 53);
+  compute<packed_config(16, 0, 6)>({150, 2, 160, 96, 9}, 3, 54);
+}
+TEST(HopperMoeDecode, ReadsScalesWhereverTheyLie) {
+  compute<packed_config(8, 1, 3)>({3, 2, 1120, 96, 3}, 2, 55, true, 5);
+}
 
 /// Ids outside the range, in any spelling, and the same expert several times in a token.
 TEST(HopperMoeDecode, TakesAnyIds) {

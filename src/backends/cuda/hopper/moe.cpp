@@ -20,7 +20,8 @@ namespace {
 using core::ceil_div, core::concat;
 using operations::moe::MoeParams;
 
-constexpr std::int64_t kUnit = 8;  // elements of the 16 bytes that rows are moved by
+constexpr std::int64_t kUnit = 8;         // elements of the 16 bytes that rows are moved by
+constexpr std::int64_t kPackedUnit = 32;  // of those that rows of packed weights are
 constexpr std::int64_t kMostHeldExperts = 1024, kMostSortedExperts = 256;
 constexpr std::int64_t kMostColumns = std::int64_t{1} << 24, kMostPairs = std::int64_t{1} << 28,
                        kMostTiles = std::int64_t{1} << 30;
@@ -52,10 +53,16 @@ Way way_of(const MoeProblem& p) {
   return p.tokens * p.top_k <= kManyRows * p.num_experts ? Way::sorted : Way::gathered;
 }
 
+bool has_packed_weights(const MoeProblem& p) { return p.w_format.element == DType::fp4_e2m1; }
+
 std::string refusal_of(const MoeProblem& p) {
   if (p.unaligned) return "every row of x, out, gate_up and down must start on 16 bytes (got one that does not)";
-  const auto refuse_columns = [](std::string_view name, std::int64_t size) -> std::string {
+  const auto refuse_columns = [&p](std::string_view name, std::int64_t size) -> std::string {
     if (size % kUnit != 0) return concat(name, " must be a multiple of ", kUnit, " (got ", size, ")");
+    if (has_packed_weights(p) && size % kPackedUnit != 0) {
+      return concat(name, " must be a multiple of ", kPackedUnit, " with w_format=", to_string(p.w_format), " (got ",
+                    size, ")");
+    }
     if (size > kMostColumns) return concat(name, " must be <= 2^24 (got ", size, ")");
     return {};
   };
@@ -66,6 +73,10 @@ std::string refusal_of(const MoeProblem& p) {
   if (p.top_k == 0) return "top_k must be > 0 (got 0)";
   if (p.tokens > kMostPairs / p.top_k) {
     return concat("tokens * top_k must be <= 2^28 (got ", p.tokens, " * ", p.top_k, ")");
+  }
+  if (p.w_format.defined() && way_of(p) == Way::gathered) {
+    return concat("tokens * top_k must be <= ", kManyRows, " * num_experts with w_format=", to_string(p.w_format),
+                  " (got ", p.tokens * p.top_k, ")");
   }
   const std::int64_t most = way_of(p) == Way::held ? kMostHeldExperts : kMostSortedExperts;
   if (p.num_experts > most) {
@@ -106,6 +117,20 @@ device::MoeDecodeConfig decode_config(const MoeProblem& p) {
     config.consumers = held->tokens <= 8 ? 1 : 2, config.stages = held->tokens <= 8 ? 22 : 12;
   } else {
     config.held_ids = 0, config.block_n = 64, config.consumers = 2, config.stages = 9;
+  }
+  return config;
+}
+
+/// Of packed weights: a stage has four times as many elements, which two warpgroups widen.
+device::MoeDecodeConfig packed_config(const MoeProblem& p) {
+  auto config = config_of<device::MoeDecodeConfig>(p);
+  config.weights = device::kMoeMxfp4;
+  config.depth = 256, config.consumers = 2;
+  if (const HeldIds* held = held_ids_of(p)) {
+    config.held_ids = held->ids, config.block_n = held->tokens;
+    config.stages = held->tokens <= 8 ? 10 : 8;
+  } else {
+    config.held_ids = 0, config.block_n = 32, config.stages = 6;
   }
   return config;
 }
@@ -187,9 +212,13 @@ class Lowerer {
   }
 
   void add_decode() {
-    const device::MoeDecodeConfig config = decode_config(p_);
+    const device::MoeDecodeConfig config = has_packed_weights(p_) ? packed_config(p_) : decode_config(p_);
     device::MoeDecodeParams params{};
     begin(params);
+    if (config.packed()) {
+      params.gate_up_scales.columns = static_cast<std::int32_t>(p_.hidden / p_.w_format.block_columns);
+      params.down_scales.columns = static_cast<std::int32_t>(p_.intermediate / p_.w_format.block_columns);
+    }
     add_moe_maps(config, p_.dtype, add<MoeDecode>(config, device_.multiprocessors, params));
     builder_.append_schedule(
         concat("weights streamed, ", config.block_m(), " rows by up to ", config.block_n, " of an expert's"));
@@ -228,7 +257,8 @@ class Lowerer {
 
 operations::moe::FeatureSet moe_features() {
   using enum operations::moe::Feature;
-  return {forward, bf16, f16, no_gate, interleaved, activation, swiglu_oai, clamp, bias, weight_on_input, first_expert};
+  return {forward,    bf16,       f16,   mxfp4, no_gate,         interleaved,
+          activation, swiglu_oai, clamp, bias,  weight_on_input, first_expert};
 }
 
 gpu::Outcome lower(const MoeProblem& problem, const core::DeviceDescription& device) {

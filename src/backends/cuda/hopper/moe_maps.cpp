@@ -14,14 +14,19 @@ using operations::ExpertMatrices, operations::moe::MoeParams;
 constexpr std::uint32_t kBoxColumns = 64, kOctet = 8;  // elements of a swizzled row; rows that gate or up have at once
 constexpr std::uint32_t kLayerRows = 128;              // of weights in a tile of Sm90MoeLayer
 constexpr std::uint32_t kStoredRows = 16;              // that it stores at once
+constexpr std::uint32_t kBoxBytes = 128;               // of a swizzled row
 constexpr std::uint64_t kElementBytes = 2, kUnit = 16;
 
 const MoeParams& call_of(const void* call) { return *static_cast<const MoeParams*>(call); }
 std::uint64_t u(std::int64_t n) { return static_cast<std::uint64_t>(n); }
-std::uint64_t bytes(std::int64_t stride) { return u(stride) * kElementBytes; }
+std::uint64_t bytes(const ExpertMatrices& w, std::int64_t elements) { return u(elements) * bits_of(w.dtype) / 8; }
+/// Of a row, as its map has them.
+std::uint64_t columns(const ExpertMatrices& w, const gpu::TensorMap& map) {
+  return bytes(w, w.columns) / size_of(map.dtype);
+}
 
 /// An only expert may have whatever stride; the driver wants one on 16 bytes.
-std::uint64_t expert_bytes(const ExpertMatrices& w) { return w.num_experts > 1 ? bytes(w.expert_stride) : kUnit; }
+std::uint64_t expert_bytes(const ExpertMatrices& w) { return w.num_experts > 1 ? bytes(w, w.expert_stride) : kUnit; }
 
 /// [num_experts, intermediate / 8, gate and up, 8, hidden]: a box has eight rows of each in turns.
 void bind_gate_up(const void* call, gpu::TensorMap& map) {
@@ -31,35 +36,37 @@ void bind_gate_up(const void* call, gpu::TensorMap& map) {
   const std::int64_t row = interleaved ? 2 * w.row_stride : w.row_stride;
   const std::int64_t gate = interleaved ? w.row_stride : size * w.row_stride;
   map.address = w.data;
-  map.dims = {u(w.columns), kOctet, u(gates), u(size) / kOctet, u(w.num_experts)};
-  map.strides = {bytes(row), bytes(gate), kOctet * bytes(row), expert_bytes(w)};
+  map.dims = {columns(w, map), kOctet, u(gates), u(size) / kOctet, u(w.num_experts)};
+  map.strides = {bytes(w, row), bytes(w, gate), kOctet * bytes(w, row), expert_bytes(w)};
 }
 void bind_down(const void* call, gpu::TensorMap& map) {
   const ExpertMatrices& w = call_of(call).down;
   map.address = w.data;
-  map.dims = {u(w.columns), u(w.rows), u(w.num_experts)};
-  map.strides = {bytes(w.row_stride), expert_bytes(w)};
+  map.dims = {columns(w, map), u(w.rows), u(w.num_experts)};
+  map.strides = {bytes(w, w.row_stride), expert_bytes(w)};
 }
 
 /// Rows of the workspace, one of each pair.
 void set_pair_rows(const void* call, std::int64_t columns, gpu::TensorMap& map) {
   map.dims = {u(columns), u(call_of(call).topk_ids.rows * call_of(call).topk_ids.columns)};
-  map.strides = {bytes(columns)};
+  map.strides = {u(columns) * kElementBytes};
 }
 void bind_hidden_rows(const void* call, gpu::TensorMap& map) { set_pair_rows(call, call_of(call).x.columns, map); }
 void bind_intermediate_rows(const void* call, gpu::TensorMap& map) {
   set_pair_rows(call, call_of(call).down.columns, map);
 }
 
+std::uint32_t box_columns(DType dtype) { return kBoxBytes / static_cast<std::uint32_t>(size_of(dtype)); }
+
 gpu::TensorMapParameter gate_up_map(std::size_t offset, DType dtype, bool gated, std::int32_t rows) {
   const std::uint32_t gates = gated ? 2 : 1;
   gpu::TensorMap map{.dtype = dtype, .rank = 5};
-  map.box = {kBoxColumns, kOctet, gates, static_cast<std::uint32_t>(rows) / (gates * kOctet), 1};
+  map.box = {box_columns(dtype), kOctet, gates, static_cast<std::uint32_t>(rows) / (gates * kOctet), 1};
   return {static_cast<std::uint32_t>(offset), map, bind_gate_up};
 }
 gpu::TensorMapParameter down_map(std::size_t offset, DType dtype, std::int32_t rows) {
   gpu::TensorMap map{.dtype = dtype, .rank = 3};
-  map.box = {kBoxColumns, static_cast<std::uint32_t>(rows), 1};
+  map.box = {box_columns(dtype), static_cast<std::uint32_t>(rows), 1};
   return {static_cast<std::uint32_t>(offset), map, bind_down};
 }
 gpu::TensorMapParameter row_map(std::size_t offset, DType dtype, std::string_view part, std::uint32_t rows,
@@ -75,8 +82,9 @@ gpu::TensorMapParameter row_map(std::size_t offset, DType dtype, std::string_vie
 
 }  // namespace
 
-void add_moe_maps(const device::MoeDecodeConfig& config, DType dtype, gpu::Launch& launch) {
+void add_moe_maps(const device::MoeDecodeConfig& config, DType row_dtype, gpu::Launch& launch) {
   using Params = device::MoeDecodeParams;
+  const DType dtype = config.packed() ? DType::u8 : row_dtype;
   launch.tensor_maps = {gate_up_map(offsetof(Params, gate_up_map), dtype, config.gated != 0, config.block_m()),
                         down_map(offsetof(Params, down_map), dtype, config.block_m())};
 }

@@ -10,7 +10,7 @@
 namespace tilewise::backends::hopper {
 
 /// Adds a launch's maps: of weights and, of a layer's kernel, of rows in the workspace.
-void add_moe_maps(const device::MoeDecodeConfig& config, DType dtype, gpu::Launch& launch);
+void add_moe_maps(const device::MoeDecodeConfig& config, DType row_dtype, gpu::Launch& launch);
 void add_moe_maps(const device::MoeLayerConfig& config, DType dtype, gpu::Launch& launch);
 
 }  // namespace tilewise::backends::hopper

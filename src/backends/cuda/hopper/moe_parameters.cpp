@@ -5,9 +5,10 @@
 namespace tilewise::backends::hopper {
 namespace {
 
-using device::ExpertBias, device::MoeShape, device::PairTensor, device::RowTensor, device::SortedPairs;
+using device::ExpertBias, device::ExpertScales, device::MoeShape, device::PairTensor, device::RowTensor,
+    device::SortedPairs;
 using gpu::Access, gpu::Region, gpu::RegionVisitor, gpu::visit_pointer;
-using operations::ExpertVectors, operations::Matrix, operations::moe::MoeParams;
+using operations::ExpertMatrices, operations::ExpertVectors, operations::Matrix, operations::moe::MoeParams;
 
 constexpr std::size_t kElementBytes = 2;
 
@@ -80,6 +81,19 @@ void visit_bias(const Params& p, const ExpertBias& t, std::string_view name, std
                  .rank = 3},
                 visit);
 }
+/// Likewise, of packed weights.
+void visit_scales(const device::MoeDecodeParams& p, const ExpertScales& t, std::string_view name, std::int64_t size,
+                  const RegionVisitor& visit) {
+  visit_pointer(p, t.data,
+                {.name = name,
+                 .access = Access::read,
+                 .outer = {{{p.shape.num_experts, t.expert_stride},
+                            {2, t.gate_stride},
+                            {size, t.row_stride},
+                            {t.columns, t.column_stride}}},
+                 .rank = 4},
+                visit);
+}
 /// What both kernels of whole layers have.
 template <typename Params>
 void visit_layer(const Params& p, const RegionVisitor& visit) {
@@ -109,6 +123,23 @@ ExpertBias gate_up_bias_of(const MoeParams& call) {
   return bias;
 }
 
+/// Whether scales can be loaded 16 bytes at a time, those around a row's included.
+bool lie_in_runs(const ExpertMatrices& w, std::int64_t columns) {
+  constexpr std::int64_t kRun = 16;
+  const operations::BlockScales& s = w.scales;
+  const bool gaps = (columns > 1 && s.column_stride != 1) || (w.rows > 1 && s.row_stride != columns) ||
+                    (w.num_experts > 1 && s.expert_stride != w.rows * columns);
+  return !gaps && reinterpret_cast<std::uintptr_t>(s.data) % kRun == 0 && w.num_experts * w.rows * columns % kRun == 0;
+}
+void bind_scales(const ExpertMatrices& w, device::GateLayout layout, ExpertScales& to) {
+  const operations::BlockScales& s = w.scales;
+  to.data = s.data;
+  to.expert_stride = s.expert_stride, to.row_stride = s.row_stride, to.column_stride = s.column_stride;
+  to.in_runs = lie_in_runs(w, to.columns);
+  if (layout == device::GateLayout::concatenated) to.gate_stride = w.rows / 2 * s.row_stride;
+  if (layout == device::GateLayout::interleaved) to.gate_stride = s.row_stride, to.row_stride *= 2;
+}
+
 template <typename Params>
 void bind_layer(const MoeParams& call, Params& params) {
   params.gate_up_bias = gate_up_bias_of(call);
@@ -117,7 +148,7 @@ void bind_layer(const MoeParams& call, Params& params) {
 }
 
 constexpr std::int32_t kPattern = 1024;  // that swizzles repeat in, which the structs are aligned to
-constexpr std::int32_t kRowBytes = 128, kChunkColumns = 64, kBarrier = 8;
+constexpr std::int32_t kRowBytes = 128, kBarrier = 8;
 std::int32_t ring(std::int32_t stages) { return 2 * kBarrier * stages; }
 std::uint32_t whole_patterns(std::int32_t bytes) {
   return static_cast<std::uint32_t>((bytes + kPattern - 1) / kPattern * kPattern);
@@ -150,6 +181,8 @@ void for_each_pointer(const device::MoeDecodeParams& p, const RegionVisitor& vis
   visit_pairs(p, p.topk_ids, "topk_ids", static_cast<std::size_t>(p.topk_ids.type), visit);
   visit_pairs(p, p.topk_weights, "topk_weights", bytes_of(p.topk_weights.type), visit);
   visit_rows(p, p.x, "x", Access::read, visit);
+  visit_scales(p, p.gate_up_scales, "gate_up_scale", p.shape.intermediate, visit);
+  visit_scales(p, p.down_scales, "down_scale", p.shape.hidden, visit);
   visit_layer(p, visit);
 }
 
@@ -166,6 +199,8 @@ void bind(const MoeParams& call, device::MoeDecodeParams& params) {
   params.topk_ids = ids_of(call.topk_ids);
   params.topk_weights = weights_of(call.topk_weights);
   params.x = rows_of(call.x);
+  bind_scales(call.gate_up, call.gate_layout, params.gate_up_scales);
+  bind_scales(call.down, device::GateLayout::none, params.down_scales);
   bind_layer(call, params);
 }
 
@@ -184,8 +219,11 @@ std::uint32_t MoeLayer::shared_bytes(const Config& c, gpu::Family) {
 
 std::uint32_t MoeDecode::shared_bytes(const Config& c, gpu::Family) {
   constexpr std::int32_t kTold = 4;  // tiles that consumers may be ahead of the warp that tells of them
-  const std::int32_t tiles = c.stages * (c.block_m() + c.block_n) * (c.depth / kChunkColumns) * kRowBytes;
-  return whole_patterns(tiles + ring(c.stages) + kBarrier + ring(kTold));
+  constexpr std::int32_t kElement = 2, kWindow = 48;  // bytes; of a row's scales
+  const std::int32_t weights = c.block_m() * c.weight_columns() * (c.packed() ? 1 : kElement);
+  const std::int32_t tiles = c.stages * (weights + c.block_n * c.depth * kElement);
+  const std::int32_t scales = c.packed() ? c.scale_windows * c.block_m() * kWindow + ring(c.scale_windows) : 0;
+  return whole_patterns(tiles + ring(c.stages) + kBarrier + ring(kTold) + scales);
 }
 
 }  // namespace tilewise::backends::hopper

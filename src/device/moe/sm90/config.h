@@ -73,17 +73,26 @@ struct MoeLayerConfig : MoeActivationConfig {
   }
 };
 
+/// Formats of weights: elements as rows have them, or e2m1 with scales in e8m0 of 32.
+enum MoeWeights : int32_t { kMoeWeightsAsRows = 0, kMoeMxfp4 = 1 };
+
 /// The whole layer in one launch, for few rows: weights are M of the products, an expert's rows are N.
 struct MoeDecodeConfig : MoeActivationConfig {
-  int32_t type = kBf16;                   // of rows and weights
+  int32_t type = kBf16;                   // of rows
+  int32_t weights = kMoeWeightsAsRows;    // MoeWeights
   int32_t block_n = 8;                    // most rows of an expert in a tile: 8, 16, 32, 64 or 128
   int32_t consumers = 1, row_blocks = 1;  // warpgroups that multiply, and 64s of weights' rows that each has
   int32_t stages = 8;
-  int32_t held_ids = 1;      // ids that a lane holds, where 32 times as many are all of the call; 0: they come sorted
-  int32_t held_experts = 4;  // whose counts a lane holds where ids come sorted; 32 times as many are all
-  int32_t depth = 128;       // elements along k of a stage
+  int32_t held_ids = 1;       // ids that a lane holds, where 32 times as many are all of the call; 0: they come sorted
+  int32_t held_experts = 4;   // whose counts a lane holds where ids come sorted; 32 times as many are all
+  int32_t depth = 128;        // elements along k of a stage; of packed weights 256
+  int32_t scale_windows = 4;  // of packed weights: how many runs of a tile's scales there is room for
 
   constexpr int32_t threads() const { return (consumers + 1) * 128; }
+  /// Weights have two elements a byte.
+  constexpr bool packed() const { return weights == kMoeMxfp4; }
+  /// Columns of a row of weights in a stage, as their tensor map has them: elements, or bytes.
+  constexpr int32_t weight_columns() const { return packed() ? depth / 2 : depth; }
   /// Rows of weights in a tile, and how many intermediate values they are.
   constexpr int32_t block_m() const { return consumers * row_blocks * 64; }
   constexpr int32_t block_j() const { return gated ? block_m() / 2 : block_m(); }
@@ -94,7 +103,8 @@ struct MoeDecodeConfig : MoeActivationConfig {
     for_each_activation_field(c, visit);
     visit("type", c.type), visit("block_n", c.block_n), visit("consumers", c.consumers);
     visit("row_blocks", c.row_blocks), visit("stages", c.stages), visit("held_ids", c.held_ids);
-    visit("held_experts", c.held_experts), visit("depth", c.depth);
+    visit("held_experts", c.held_experts), visit("depth", c.depth), visit("weights", c.weights);
+    visit("scale_windows", c.scale_windows);
   }
 };
 

@@ -5,47 +5,45 @@
 
 #include "device/moe/sm90/combine.h"
 #include "device/moe/sm90/config.h"
+#include "device/moe/sm90/decode_store.h"
+#include "device/moe/sm90/packed.h"
 #include "device/moe/sm90/pairs.h"
-#include "device/sm90/epilogue.h"
 #include "device/sm90/grid_counters.h"
 #include "device/sm90/load.h"
-#include "device/sm90/mma.h"
-#include "device/sm90/pipeline.h"
 #include "device/sm90/roles.h"
 #include "device/sm90/row_copies.h"
 
 namespace tilewise::device {
-
-/// A tile of weights and the rows that it is multiplied with.
-struct MoeDecodeTile {
-  ExpertGroup group;
-  int32_t number;  // of the group
-  int32_t index;   // of the expert's tiles
-  int32_t down;    // 0: of gate and up
-  int32_t last;    // of the rows that these weights are multiplied with
-};
 
 template <Sm90TileOps Ops, MoeDecodeConfig C>
 class Sm90MoeDecode {
   using Machine = typename Ops::Machine;
   template <int kColumns>
   using RowsTile = SwizzledTile<kColumns, C.depth>;
+  using Packed = PackedProduct<Machine, C>;
   struct Stage {
-    SwizzledTile<C.block_m(), C.depth> weights;
+    Choose<C.packed(), typename Packed::Weights, SwizzledTile<C.block_m(), C.depth>> weights;
     RowsTile<C.block_n> rows;
   };
   using Pipe = Pipeline<Machine, C.stages>;
   using Pairs = Choose<C.held_ids != 0, HeldPairs<Machine, maximum(C.held_ids, 1)>,
                        ReadPairs<Machine, C.held_experts, C.block_n, C.block_n>>;
   using Tile = MoeDecodeTile;
+  struct NoProduct {
+    TILEWISE_INLINE explicit NoProduct(NoShared&) {}
+  };
   static constexpr int kConsumerThreads = C.consumers * kWarpgroupThreads, kConsumersMeet = 1;
   static constexpr int kRowWarps = 2, kTold = 4;
   // Producers look ids up, and consumers hold no large products.
   static constexpr RoleRegisters kRegisters = C.consumers == 1 ? RoleRegisters{128, 248} : RoleRegisters{96, 200};
   // Of a row in a stage, 16 bytes each; the rows that a warp copies at once, and how often.
   static constexpr int kPieces = C.depth / 8, kRowsAtOnce = 32 / kPieces, kCopies = C.block_n / kRowsAtOnce;
+  // Stages whose rows are on their way while those of one are put in order. Consumers keep one until they have the
+  // next.
+  static constexpr int kAhead = minimum(2, (C.stages - 2) / kRowWarps);
   static constexpr int kHeldColumns = ceil_div(C.block_n, 32);  // of a tile's, that a lane looks up
   static_assert(C.block_n % 8 == 0 && (C.block_n & (C.block_n - 1)) == 0);
+  static_assert(!C.packed() || C.depth == kPackedDepth);
 
  public:
   using Params = MoeDecodeParams;
@@ -54,6 +52,7 @@ class Sm90MoeDecode {
     Pipe pipe;
     Barrier<Machine> opened;          // the counters, to this block's warps
     Ring<Machine, kTold> tiles_done;  // of gate and up, to the warp that tells other blocks
+    Choose<C.packed(), typename Packed::Scales, NoShared> scales;
   };
 
   TILEWISE_INLINE static void run(const MoeDecodeParams& p, Shared& shared) {
@@ -61,6 +60,7 @@ class Sm90MoeDecode {
       shared.pipe.init(4 * C.consumers, 1 + kWarpArrivals);
       shared.opened.init(1);
       shared.tiles_done.init(4 * C.consumers, 1);
+      if constexpr (C.packed()) shared.scales.ring.init(kWarpArrivals, 4 * C.consumers);
       Machine::publish_barriers();
       Machine::prefetch_map(p.gate_up_map), Machine::prefetch_map(p.down_map);
     }
@@ -87,25 +87,25 @@ class Sm90MoeDecode {
           tiles_up_(ceil_div(p.shape.intermediate, C.block_j())),
           tiles_down_(ceil_div(p.shape.hidden, C.block_m())) {}
 
-    /// Of weights a lane loads all. They wait for nothing but room.
+    /// Of weights a lane loads all, of their scales each has some. They wait for nothing but room.
     TILEWISE_INLINE void load_weights() {
       ProducerPlace<Pipe> place(shared_.pipe);
+      RingPlace<C.scale_windows> scales;
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
-        if (Machine::lane() == 0) {
-          const int32_t steps = steps_of(tile), expert = tile.group.expert;
+        const int32_t steps = steps_of(tile);
+        if constexpr (C.packed()) {
           TILEWISE_NO_UNROLL
-          for (int32_t step = 0; step < steps; ++step, place.advance()) {
-            Stage& stage = shared_.stage[place.stage()];
-            Barrier<Machine>& full = place.begin(sizeof stage.weights.bytes);
-            const int32_t k = step * C.depth;
-            if (tile.down) {
-              load_tile(stage.weights, p_.down_map, full, k, tile.index * C.block_m(), expert);
-            } else {
-              load_tile(stage.weights, p_.gate_up_map, full, k, 0, 0, tile.index * (C.block_j() / 8), expert);
-            }
+          for (int32_t first = 0; first < steps; first += kWindowStages, scales.advance()) {
+            scales.wait_empty(shared_.scales.ring);
+            scales_of(tile).load(shared_.scales.window[scales.stage], first * kStageScales,
+                                 shared_.scales.ring.full[scales.stage]);
+            if (Machine::lane() == 0) load_steps(tile, first, minimum(steps, first + kWindowStages), place);
+            Machine::wave_sync();
           }
+        } else {
+          if (Machine::lane() == 0) load_steps(tile, 0, steps, place);
+          Machine::wave_sync();
         }
-        Machine::wave_sync();
       });
     }
 
@@ -131,8 +131,12 @@ class Sm90MoeDecode {
       RowCopies<Pipe, kRowWarps> copies(shared_.pipe, turn);
       int32_t ready = kNobody;  // the group whose h is known to be there
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
-        int32_t row[kCopies];
-        rows_to_copy(row, tile);
+        int32_t row[C.packed() ? kHeldColumns : kCopies];
+        if constexpr (C.packed()) {
+          look_up(row, tile);
+        } else {
+          rows_to_copy(row, tile);
+        }
         if (tile.down && tile.number != ready) {
           if (ready == kNobody) shared_.opened.wait(0);
           counters.wait(tile.number, tiles_up_), ready = tile.number;
@@ -143,18 +147,28 @@ class Sm90MoeDecode {
         TILEWISE_NO_UNROLL
         for (int32_t step = copies.skip_to_own(steps); step < steps; step += kRowWarps) {
           auto& to = shared_.stage[copies.begin()].rows;
-          load_step(row, columns, to, from, step * C.depth, depth);
-          copies.commit();
+          if constexpr (C.packed()) {
+            load_whole_rows(row, tile, to, from, step * C.depth, depth);
+            copies.leave();
+            if (copies.left() > kAhead) put_in_order<kAhead>(copies, columns);
+          } else {
+            load_step(row, columns, to, from, step * C.depth, depth);
+            copies.commit();
+          }
+        }
+        if constexpr (C.packed()) {
+          while (copies.left() > 0) put_in_order<0>(copies, columns);
         }
       });
     }
 
     TILEWISE_INLINE void consume(int32_t warpgroup) {
       ConsumerPlace<Pipe> place(shared_.pipe);
+      Choose<C.packed(), Packed, NoProduct> packed(shared_.scales);
       RingPlace<kTold> told;
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
         for_columns_of(tile, [&](auto columns) TILEWISE_INLINE_LAMBDA {
-          compute<decltype(columns)::value>(tile, place, warpgroup * 64 * C.row_blocks);
+          compute<decltype(columns)::value>(tile, place, packed, warpgroup * 64 * C.row_blocks);
         });
         if (tile.down || !tile.last) return;
         told.wait_empty(shared_.tiles_done);
@@ -176,6 +190,25 @@ class Sm90MoeDecode {
     }
 
    private:
+    TILEWISE_INLINE void load_steps(const Tile& tile, int32_t first, int32_t end, ProducerPlace<Pipe>& place) const {
+      TILEWISE_NO_UNROLL
+      for (int32_t step = first; step < end; ++step, place.advance()) {
+        Stage& stage = shared_.stage[place.stage()];
+        Barrier<Machine>& full = place.begin(sizeof stage.weights.bytes);
+        const int32_t k = step * C.weight_columns();
+        if (tile.down) {
+          load_tile(stage.weights, p_.down_map, full, k, tile.index * C.block_m(), tile.group.expert);
+        } else {
+          load_tile(stage.weights, p_.gate_up_map, full, k, 0, 0, tile.index * (C.block_j() / 8), tile.group.expert);
+        }
+      }
+    }
+    TILEWISE_INLINE TileScales scales_of(const Tile& tile) const {
+      return tile.down ? TileScales(p_.down_scales, tile.group.expert, false, tile.index * C.block_m(), p_.shape.hidden)
+                       : TileScales(p_.gate_up_scales, tile.group.expert, C.gated != 0, tile.index * C.block_j(),
+                                    p_.shape.intermediate);
+    }
+
     /// Block b of n has tiles b, b + n, ..., those of gate and up first.
     template <class Visit>
     TILEWISE_INLINE void for_each_tile(const Visit& visit) {
@@ -230,7 +263,7 @@ class Sm90MoeDecode {
       TILEWISE_UNROLL
       for (int i = 0; i < kCopies; ++i) {
         const int32_t column = i * kRowsAtOnce + Machine::lane() / kPieces;
-        const int32_t own = pair_of_column(pair, column);
+        const int32_t own = pair_of_column<Machine>(pair, column);
         row[i] = tile.down || own == kNobody ? own : own / p_.shape.top_k;
       }
     }
@@ -250,19 +283,48 @@ class Sm90MoeDecode {
       }
     }
 
-    template <int kColumns>
-    TILEWISE_INLINE void compute(const Tile& tile, ConsumerPlace<Pipe>& place, int32_t first_row) const {
+    /// A row at a time, of 32 pieces.
+    TILEWISE_INLINE void load_whole_rows(const int32_t (&pair)[kHeldColumns], const Tile& tile, RowsTile<C.block_n>& to,
+                                         const RowTensor& from, int32_t k, int32_t depth) const {
+      const int32_t columns = columns_of(tile), lane = Machine::lane(), first = k + 8 * lane;
+      const auto* const data = static_cast<const uint16_t*>(from.data) + first;
+      uint8_t* const to_chunk = to.bytes + lane / RowsTile<8>::kRowPieces * columns * kChunkRowBytes;
+      TILEWISE_NO_UNROLL
+      for (int32_t column = 0; column < columns; ++column) {
+        const int32_t own = pair_of_column<Machine>(pair, column), row = tile.down ? own : own / p_.shape.top_k;
+        const bool there = own != kNobody && first < depth;
+        Machine::copy_async(to_chunk + RowsTile<8>::place_of(column, lane % RowsTile<8>::kRowPieces),
+                            there ? data + row * from.row_stride : from.data, there);
+      }
+    }
+    /// Hands the first rows over that are there, but for so many steps.
+    template <int kLeft, class Copies>
+    TILEWISE_INLINE void put_in_order(Copies& copies, int32_t columns) const {
+      order_for_packed<Machine>(shared_.stage[copies.template wait_landed<kLeft>()].rows.bytes, columns);
+      copies.hand_over();
+    }
+
+    template <int kColumns, class Product>
+    TILEWISE_INLINE void compute(const Tile& tile, ConsumerPlace<Pipe>& place, Product& packed,
+                                 int32_t first_row) const {
       using Sums = Fragment<Ops, 16, kColumns>;
       Sums sums[C.row_blocks];
-      multiply<kColumns>(sums, place, first_row, steps_of(tile));
+      if constexpr (C.packed()) {
+        packed.template multiply<kColumns>(sums, place, scales_of(tile), first_row, steps_of(tile),
+                                           [&](uint32_t stage)
+                                               TILEWISE_INLINE_LAMBDA -> Stage& { return shared_.stage[stage]; });
+      } else {
+        multiply<kColumns>(sums, place, first_row, steps_of(tile));
+      }
       int32_t pair[ceil_div(kColumns, 32)];
       look_up(pair, tile);
+      const MoeDecodeStore<Machine, C> store(p_);
       TILEWISE_UNROLL
       for (int i = 0; i < C.row_blocks; ++i) {
         if (tile.down) {
-          store_part(sums[i], tile, pair, tile.index * C.block_m() + first_row + 64 * i);
+          store.store_part(sums[i], tile, pair, tile.index * C.block_m() + first_row + 64 * i);
         } else {
-          store_h(sums[i], tile, pair, first_row + 64 * i);
+          store.store_h(sums[i], tile, pair, first_row + 64 * i);
         }
       }
     }
@@ -289,114 +351,6 @@ class Sm90MoeDecode {
       Machine::template wgmma_wait<0>();
       for (Sums& part : sums) pin_registers<Machine>(part);
       place.release_before();
-    }
-
-    /// visit(eight columns, column, its pair or kNobody) for the columns of whose pairs of rows a lane stores.
-    template <int kColumns, int kCount, class Visit>
-    TILEWISE_INLINE static void for_stored_columns(const int32_t (&pair)[kCount], const Visit& visit) {
-      const int lane = Machine::lane();
-      TILEWISE_UNROLL
-      for (int c = 0; c < kColumns / 8; ++c) {
-        const int32_t column = 8 * c + 2 * (lane % 4) + lane / 4 % 2;
-        visit(c, column, Machine::shuffle(pair[c / 4], column % 32));
-      }
-    }
-
-    /// Of any column: registers are chosen by constants.
-    template <int kCount>
-    TILEWISE_INLINE static int32_t pair_of_column(const int32_t (&pair)[kCount], int32_t column) {
-      int32_t own = pair[0];
-      TILEWISE_UNROLL
-      for (int i = 1; i < kCount; ++i) own = column / 32 == i ? pair[i] : own;
-      return Machine::shuffle(own, column % 32);
-    }
-
-    template <class Sums, int kCount>
-    TILEWISE_INLINE void store_part(Sums& sums, const Tile& tile, const int32_t (&pair)[kCount], int32_t row) const {
-      const int32_t rows = p_.shape.hidden - row, own = warp_row<Machine>() + Machine::lane() / 4;
-      if constexpr (C.biases) {
-        for_rows(sums, [&](float& x, int slot, int, int) TILEWISE_INLINE_LAMBDA {
-          if (own + 8 * slot < rows) x += bias(p_.down_bias, tile.group.expert, 0, row + own + 8 * slot);
-        });
-      }
-      if constexpr (!C.weight_on_input) multiply_by_weights(sums, pair);
-      auto* const parts = static_cast<uint16_t*>(p_.parts.data) + row;
-      store_transposed<Machine, C.type>(sums, rows, [&](int32_t column) TILEWISE_INLINE_LAMBDA -> uint16_t* {
-        const int32_t to = pair_of_column(pair, column);
-        return to == kNobody ? nullptr : parts + to * p_.parts.row_stride;
-      });
-    }
-
-    template <class Sums, int kCount>
-    TILEWISE_INLINE void store_h(Sums& sums, const Tile& tile, const int32_t (&pair)[kCount], int32_t row) const {
-      if constexpr (C.weight_on_input) multiply_by_weights(sums, pair);
-      const int32_t expert = tile.group.expert, lane = Machine::lane();
-      auto* const h = static_cast<uint16_t*>(p_.h.data);
-      if constexpr (!C.gated) {
-        const int32_t first = tile.index * C.block_j() + row, rows = p_.shape.intermediate - first;
-        for_rows(sums, [&](float& x, int slot, int, int) TILEWISE_INLINE_LAMBDA {
-          const int32_t own = warp_row<Machine>() + lane / 4 + 8 * slot;
-          if (C.biases && own < rows) x += bias(p_.gate_up_bias, expert, 0, first + own);
-          x = activate_clamped<Machine, C.kind(), C.clamps()>(x, p_.numbers);
-        });
-        store_transposed<Machine, C.type>(sums, rows, [&](int32_t column) TILEWISE_INLINE_LAMBDA -> uint16_t* {
-          const int32_t to = pair_of_column(pair, column);
-          return to == kNobody ? nullptr : h + to * p_.h.row_stride + first;
-        });
-      } else {
-        // Rows 0 to 7 of each 16 are gate's and the others up's, of the same eight intermediate values.
-        const int32_t first = tile.index * C.block_j() + (row + warp_row<Machine>()) / 2, own = first + lane / 4;
-        float gate_bias = 0.0f, up_bias = 0.0f;
-        if (C.biases && own < p_.shape.intermediate) {
-          gate_bias = bias(p_.gate_up_bias, expert, 0, own), up_bias = bias(p_.gate_up_bias, expert, 1, own);
-        }
-        for_stored_columns<Sums::kCols>(pair, [&](int c, int32_t, int32_t to) TILEWISE_INLINE_LAMBDA {
-          auto& x = sums.tile[0][c];
-          const auto value = [&](int i) TILEWISE_INLINE_LAMBDA {
-            return activate_gated<Machine, C.kind(), C.clamps()>(x[i] + gate_bias, x[2 + i] + up_bias, p_.numbers);
-          };
-          // Lanes of two adjacent values have two columns each, and exchange them for two values of one column.
-          const uint32_t kept = Machine::template pack<C.type>(value(0), value(1));
-          const uint32_t other = Machine::shuffle_xor(kept, 4);
-          const uint32_t two = lane / 4 % 2 ? other >> 16 | (kept & 0xFFFF0000u) : (kept & 0xFFFFu) | other << 16;
-          const int32_t at = first + lane / 8 * 2;
-          if (to == kNobody || at >= p_.shape.intermediate) return;
-          Machine::store_global(reinterpret_cast<uint32_t*>(h + to * p_.h.row_stride + at), two);
-        });
-      }
-    }
-
-    /// visit(x, slot, eight columns, which of the lane's two columns of them) for each of a lane's sums.
-    template <class Sums, class Visit>
-    TILEWISE_INLINE static void for_rows(Sums& sums, const Visit& visit) {
-      TILEWISE_UNROLL
-      for (int c = 0; c < Sums::kColTiles; ++c) {
-        TILEWISE_UNROLL
-        for (int i = 0; i < 4; ++i) visit(sums.tile[0][c][i], i / 2, c, i % 2);
-      }
-    }
-    template <class Sums, int kCount>
-    TILEWISE_INLINE void multiply_by_weights(Sums& sums, const int32_t (&pair)[kCount]) const {
-      float weight[kCount];
-      TILEWISE_UNROLL
-      for (int i = 0; i < kCount; ++i) {
-        weight[i] = pair[i] == kNobody ? 0.0f : load_weight<Machine>(p_.shape, p_.topk_weights, pair[i]);
-      }
-      TILEWISE_UNROLL
-      for (int c = 0; c < Sums::kColTiles; ++c) {
-        TILEWISE_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          const int32_t from = 8 * c % 32 + 2 * (Machine::lane() % 4) + i;
-          const float factor =
-              __builtin_bit_cast(float, Machine::shuffle(__builtin_bit_cast(int32_t, weight[c / 4]), from));
-          sums.tile[0][c][i] *= factor, sums.tile[0][c][2 + i] *= factor;
-        }
-      }
-    }
-    TILEWISE_INLINE static float bias(const ExpertBias& from, int32_t expert, int32_t gate, int32_t i) {
-      if (from.data == nullptr) return 0.0f;  // where the other product alone has one
-      return load_number<Machine>(from.data, expert * from.expert_stride + gate * from.gate_stride + i * from.stride,
-                                  from.type);
     }
 
     const MoeDecodeParams& p_;

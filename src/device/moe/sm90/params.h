@@ -22,6 +22,21 @@ struct ExpertBias {
   }
 };
 
+/// Scales of packed weights, [num_experts, gate and up, size, columns] of bytes.
+struct ExpertScales {
+  const void* data;
+  int64_t expert_stride, gate_stride, row_stride, column_stride;
+  int32_t columns;  // of a row
+  int32_t in_runs;  // 1: they are a whole number of 16 bytes without gaps, and begin on one
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("expert_stride", p.expert_stride), visit("gate_stride", p.gate_stride);
+    visit("row_stride", p.row_stride), visit("column_stride", p.column_stride), visit("columns", p.columns);
+    visit("in_runs", p.in_runs);
+  }
+};
+
 /// A matrix of 16-bit elements with contiguous rows that start on 16 bytes.
 struct RowTensor {
   void* data;
@@ -108,15 +123,18 @@ struct MoeLayerParams {
 };
 
 /// The launch: a block for each multiprocessor, all of which must find room while no other launch waits for this one.
-/// hidden and intermediate are multiples of 8. Where ids are held, pairs are at most 32 * held_ids and tokens block_n.
+/// hidden and intermediate are multiples of 8, of packed weights of 32. Where ids are held, pairs are at most
+/// 32 * held_ids and tokens block_n.
 struct MoeDecodeParams {
-  // [num_experts, intermediate / 8, gate and up, 8, hidden], boxes of [1, block_j / 8, 1 or 2, 8, 64]
+  // [num_experts, intermediate / 8, gate and up, 8, hidden], boxes of [1, block_j / 8, 1 or 2, 8, 64]; of packed
+  // weights the last dimension is bytes, 128 of a box
   TensorMap gate_up_map;
   TensorMap down_map;  // [num_experts, hidden, intermediate], boxes of [1, block_m, 64]
   MoeShape shape;
   PairTensor topk_ids, topk_weights;
   SortedPairs sorted;  // where ids are not held
   ExpertBias gate_up_bias, down_bias;
+  ExpertScales gate_up_scales, down_scales;  // of packed weights
   RowTensor x, h, parts, out;  // [tokens, hidden], [pairs, intermediate], [pairs, hidden], [tokens, hidden]
   uint32_t* counters;          // GridCounters' words, of as many counters as there can be groups
   ActivationNumbers numbers;
@@ -125,8 +143,9 @@ struct MoeDecodeParams {
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("gate_up_map", p.gate_up_map), visit("down_map", p.down_map), visit("shape", p.shape);
     visit("topk_ids", p.topk_ids), visit("topk_weights", p.topk_weights), visit("sorted", p.sorted);
-    visit("gate_up_bias", p.gate_up_bias), visit("down_bias", p.down_bias), visit("x", p.x), visit("h", p.h),
-        visit("parts", p.parts), visit("out", p.out);
+    visit("gate_up_bias", p.gate_up_bias), visit("down_bias", p.down_bias);
+    visit("gate_up_scales", p.gate_up_scales), visit("down_scales", p.down_scales);
+    visit("x", p.x), visit("h", p.h), visit("parts", p.parts), visit("out", p.out);
     visit("counters", p.counters), visit("numbers", p.numbers);
   }
 };

@@ -8,8 +8,8 @@
 
 #include "device/common/float16.h"
 #include "device/common/float4.h"
-#include "device/product/direct_product.h"
 #include "device/product/groups.h"
+#include "device/product/product_of.h"
 #include "device/tile/ops_cdna.h"
 #include "device/tile/ops_rdna.h"
 #include "device/tile/ops_sm80.h"
@@ -193,11 +193,65 @@ TEST(DirectProducts, OfRows) {
     ProductConfig c = small();
     c.block_n = 128;
     c.waves = c.waves_n = 2;
-    c.direct_b = 1;
+    c.right = kRightDirect;
     c.a.gathered = 1;
     return c;
   }();
   for (const std::int64_t k : {32, 64, 96, 160}) check<CdnaOps<HostCdnaMachine>, kConfig>(70, 200, k, kF32);
+}
+
+constexpr ProductConfig streamed(std::int32_t type, std::int32_t rows) {
+  ProductConfig c;
+  c.right = kRightStreamed;
+  c.b.type = type;
+  c.block_m = rows, c.block_n = 16;
+  c.waves = c.waves_n = 4;
+  c.block_k = 2 * 4 * 128 / bits_of_product_type(type);
+  return c;
+}
+
+TEST(StreamedProducts, OfElementsAsTheyAre) {
+  constexpr ProductConfig kBf16 = streamed(kProductBf16, 8);
+  check<Sm80Ops<HostSm80Machine>, kBf16>(8, 32, 1000, kF32);
+  check<Sm80Ops<HostSm80Machine>, kBf16>(1, 19, 8, kF32);
+  constexpr ProductConfig kF16 = [] {
+    ProductConfig c = streamed(kProductF16, 16);
+    c.a.type = c.element = kProductF16;
+    c.a.gathered = 1;
+    c.stages = 3;
+    return c;
+  }();
+  check<Sm80Ops<HostSm80Machine>, kF16>(16, 40, 520, kF32);
+  check<Sm80Ops<HostSm80Machine>, kF16>(11, 16, 2048, kF32);
+}
+
+TEST(StreamedProducts, OfElementsThatAreWidened) {
+  constexpr ProductConfig kMxfp4 = [] {
+    ProductConfig c = streamed(kProductE2m1, 16);
+    c.b.scale_use = kScaleElements, c.b.scale_type = kScaleE8m0, c.b.scale_depth = 32;
+    return c;
+  }();
+  check<Sm80Ops<HostSm80Machine>, kMxfp4>(13, 40, 1056, kF32);
+  constexpr ProductConfig kNvfp4 = [] {
+    ProductConfig c = streamed(kProductE2m1, 8);
+    c.element = c.a.type = kProductF16;
+    c.b.scale_use = kScaleElements, c.b.scale_type = kScaleE4m3, c.b.scale_depth = 16;
+    return c;
+  }();
+  check<Sm80Ops<HostSm80Machine>, kNvfp4>(8, 40, 1056, kF32);
+  constexpr ProductConfig kMxfp8 = [] {
+    ProductConfig c = streamed(kProductE4m3, 8);
+    c.b.scale_use = kScaleElements, c.b.scale_type = kScaleE8m0, c.b.scale_depth = 32;
+    return c;
+  }();
+  check<Sm80Ops<HostSm80Machine>, kMxfp8>(3, 16, 544, kF32);
+  constexpr ProductConfig kFp8Blocks = [] {
+    ProductConfig c = streamed(kProductE4m3, 16);
+    c.b.scale_use = kScaleSums, c.b.scale_rows = 128;
+    c.block_k = 64;
+    return c;
+  }();
+  check<Sm80Ops<HostSm80Machine>, kFp8Blocks>(16, 272, 528, kF32);
 }
 
 TYPED_TEST(Products, OfGatheredRowsInF16ThatStartAnywhere) {

@@ -121,7 +121,7 @@ TEST(LinearLowering, FactorsOfWholeSumsAreLeftToTheEnd) {
 /// Weights that are multiplied as they are pass no shared memory on CDNA, where tiles are many enough.
 TEST(LinearLowering, WeightsGoToRegistersWhereTheyCan) {
   const auto direct = [](std::string_view architecture, std::string_view text) {
-    return forward_config(linear_problem(architecture, text), traits_of(architecture)).direct_b;
+    return forward_config(linear_problem(architecture, text), traits_of(architecture)).right;
   };
   EXPECT_EQ(direct("gfx942", "linear dtype=bf16 tokens=4096 n=4096 k=4096"), 1);
   EXPECT_EQ(direct("gfx942", "linear dtype=bf16 tokens=512 n=4096 k=4096"), 0);
@@ -129,6 +129,13 @@ TEST(LinearLowering, WeightsGoToRegistersWhereTheyCan) {
   EXPECT_EQ(direct("gfx942", "linear dtype=bf16 tokens=4096 n=4096 k=4090"), 0);
   EXPECT_EQ(direct("gfx942", "linear w_format=mxfp4 dtype=bf16 tokens=4096 n=4096 k=4096"), 0);
   EXPECT_EQ(direct("sm_90a", "linear dtype=bf16 tokens=4096 n=4096 k=4096"), 0);
+  // On NVIDIA where rows are few; a token's sums must not depend on how many there are where that is asked for.
+  EXPECT_EQ(direct("sm_90a", "linear dtype=bf16 tokens=16 n=4096 k=4096"), device::kRightStreamed);
+  EXPECT_EQ(direct("sm_80", "linear w_format=mxfp4 dtype=bf16 tokens=1 n=4096 k=4096"), device::kRightStreamed);
+  EXPECT_EQ(direct("sm_90a", "linear dtype=bf16 tokens=16 n=4096 k=4096 batch_invariant=1"), 0);
+  EXPECT_EQ(direct("sm_90a", "linear dtype=bf16 tokens=17 n=4096 k=4096"), 0);
+  EXPECT_EQ(direct("sm_90a", "linear dtype=bf16 tokens=1 n=4096 k=4096 w_transposed=1"), 0);
+  EXPECT_EQ(direct("gfx942", "linear dtype=bf16 tokens=1 n=4096 k=4096"), 0);
 }
 
 TEST(LinearLowering, TooMuchIsRefused) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/linear/epilogue.h"
-#include "device/product/direct_product.h"
+#include "device/product/product_of.h"
 
 namespace tilewise::device {
 

@@ -29,6 +29,13 @@ enum ScaleUse : int32_t {
   kScaleSums = 2       // in fp32, where their block of the depth ends
 };
 
+/// How the second operand comes to matrix instructions.
+enum RightOperand : int32_t {
+  kRightShared = 0,   // through shared memory, as the first one does
+  kRightDirect = 1,   // each wave loads its own rows to registers: see device/product/direct_product.h
+  kRightStreamed = 2  // all waves load all rows, in turns along the depth: see device/product/stream_product.h
+};
+
 /// One side of a product. Scales are of blocks of scale_rows x scale_depth elements; 0: of all.
 struct OperandConfig {
   int32_t type = kProductBf16;
@@ -54,7 +61,7 @@ struct ProductConfig {
   int32_t block_m = 128, block_n = 128, block_k = 64;
   int32_t waves = 4, waves_n = 2;  // that share the columns of a block
   int32_t stages = 2;
-  int32_t direct_b = 0;  // each wave loads its own rows of b to registers: see device/product/direct_product.h
+  int32_t right = kRightShared;  // RightOperand
 
   [[nodiscard]] constexpr int32_t wave_rows() const { return block_m / (waves / waves_n); }
   [[nodiscard]] constexpr int32_t wave_columns() const { return block_n / waves_n; }
@@ -65,11 +72,12 @@ struct ProductConfig {
   }
   /// Bytes of a block's shared memory.
   [[nodiscard]] constexpr uint32_t shared_bytes() const {
-    const int32_t staged = direct_b != 0 ? block_m : block_m + block_n;
+    if (right == kRightStreamed) return static_cast<uint32_t>(waves * block_m * (block_n + kFloatPadding)) * 4;
+    const int32_t staged = right == kRightDirect ? block_m : block_m + block_n;
     const uint32_t rows = static_cast<uint32_t>(staged + (in_f32() ? 2 * kFloatPadding : 0));
     return static_cast<uint32_t>(stages) * rows * static_cast<uint32_t>(block_k) * (in_f32() ? 4 : 2);
   }
-  /// Floats between the lines of a tile in fp32, beside its rows.
+  /// Floats between the lines of a tile in fp32, or of sums in shared memory, beside its rows.
   static constexpr int32_t kFloatPadding = 4;
 
   template <class Config, class Visit>
@@ -83,7 +91,7 @@ struct ProductConfig {
     visit("b.scale_use", c.b.scale_use), visit("b.scale_type", c.b.scale_type), visit("b.scale_rows", c.b.scale_rows);
     visit("b.scale_depth", c.b.scale_depth), visit("element", c.element), visit("block_m", c.block_m);
     visit("block_n", c.block_n), visit("block_k", c.block_k), visit("waves", c.waves), visit("waves_n", c.waves_n);
-    visit("stages", c.stages), visit("direct_b", c.direct_b);
+    visit("stages", c.stages), visit("right", c.right);
   }
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {

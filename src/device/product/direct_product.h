@@ -59,8 +59,4 @@ class DirectProduct {
   }
 };
 
-/// What multiplies as a config says.
-template <class Ops, ProductConfig C>
-using ProductOf = Choose<C.direct_b != 0, DirectProduct<Ops, C>, Product<Ops, C>>;
-
 }  // namespace tilewise::device

@@ -81,6 +81,23 @@ struct ElementRun {
   }
 };
 
+/// What an e2m1's mantissa bit, two bits of its exponent and its sign, moved to a 16-bit type's places, want to be
+/// multiplied by.
+constexpr float fours_factor(int element) { return element == kBf16 ? 0x1p126f : 0x1p14f; }
+
+/// The 8 e2m1 elements of a word as such, in the order 0, 4, 1, 5, 2, 6, 3, 7: pairs that are moved at once.
+template <int kTo>
+TILEWISE_INLINE Chunk pairs_of_fours(uint32_t word) {
+  constexpr int kShift = kTo == kBf16 ? 6 : 3;
+  Chunk chunk;
+  TILEWISE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t moved = word << (12 - 4 * i);
+    chunk.word[i] = (moved & 0x80008000u) | (moved & 0x70007000u) >> kShift;
+  }
+  return chunk;
+}
+
 /// A scale of ScaleType kType as a float.
 template <class Machine, int kType>
 TILEWISE_INLINE float load_scale(const void* scales, int64_t index) {

@@ -89,6 +89,14 @@ struct HostSm80Machine : HostMachine<32> {
     return pack<kElement>(scaled(pair & 0xFFFFu), scaled(pair >> 16));
   }
   template <int kElement>
+  TILEWISE_INLINE static uint32_t multiply_pair(uint32_t a, uint32_t b) {
+    const auto number = [](uint32_t pair, int half) {
+      return element_to_float<kElement>(pair >> (16 * half) & 0xFFFFu);
+    };
+    return pack<kElement>(number(a, 0) * number(b, 0), number(a, 1) * number(b, 1));
+  }
+  TILEWISE_INLINE static Chunk load_stream(const void* from) { return load_global(static_cast<const Chunk*>(from)); }
+  template <int kElement>
   TILEWISE_INLINE static void unpack_e4m3(uint32_t (&to)[2], uint32_t bytes) {
     const auto element = [bytes](int i) { return e4m3_to_float(static_cast<uint8_t>(bytes >> (8 * i))); };
     to[0] = pack<kElement>(element(0), element(1)), to[1] = pack<kElement>(element(2), element(3));

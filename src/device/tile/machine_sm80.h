@@ -146,6 +146,27 @@ struct Sm80Machine {
     return product;
   }
 
+  /// The products of two pairs of 16-bit elements, each rounded.
+  template <int kElement>
+  TILEWISE_INLINE static uint32_t multiply_pair(uint32_t a, uint32_t b) {
+    uint32_t product;
+    if constexpr (kElement == kBf16) {
+      asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+    } else {
+      asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    }
+    return product;
+  }
+
+  /// 16 bytes that nobody writes and no other block asks for: they take no room in L1.
+  TILEWISE_INLINE static Chunk load_stream(const void* from) {
+    Chunk to;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(to.word[0]), "=r"(to.word[1]), "=r"(to.word[2]), "=r"(to.word[3])
+        : "l"(from));
+    return to;
+  }
+
   /// Starts copying 16 bytes to shared memory; zeros where `valid` is false, and nothing is read then.
   TILEWISE_INLINE static void copy_async(void* to, const void* from, bool valid) {
     const uint32_t size = valid ? 16 : 0;

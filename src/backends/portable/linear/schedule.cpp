@@ -59,6 +59,8 @@ LinearConfig forward_config(const LinearProblem& p, const DeviceTraits& traits) 
   c.b.vectors = has_vectors(c.b, p.unaligned, p.w_transposed ? p.n : p.k);
   set_tiles(c, rows_of_group(p), traits);
   set_direct(c, p.tokens, p.n, p.k, traits);
+  // A token's sums don't depend on how many others there are.
+  if (!p.batch_invariant) set_streamed(c, rows_of_group(p), p.k, traits);
   set_stages(c, traits);
   const LinearEnds ends = ends_of(p);
   c.row_scale = ends.rows, c.column_scale = ends.columns, c.expert_scale = ends.experts;
@@ -111,7 +113,8 @@ std::int64_t splits_of(const LinearConfig& c, std::int64_t tiles, std::int64_t d
                        const DeviceTraits& traits) {
   constexpr std::int64_t kMost = 16, kLeastDepth = 512;
   if (batch_invariant || tiles == 0) return 1;
-  const std::int64_t wanted = 2 * std::int64_t{traits.multiprocessors} / tiles;
+  const std::int64_t blocks = c.right == device::kRightStreamed ? 1 : 2;  // of a multiprocessor, before more is split
+  const std::int64_t wanted = blocks * std::int64_t{traits.multiprocessors} / tiles;
   const std::int64_t least = std::max<std::int64_t>(kLeastDepth, c.block_k);
   return std::clamp<std::int64_t>(std::min(wanted, depth / least), 1, kMost);
 }

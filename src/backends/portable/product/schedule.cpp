@@ -116,15 +116,31 @@ void set_direct(ProductConfig& c, std::int64_t rows, std::int64_t columns, std::
   const std::int64_t tiles =
       core::ceil_div(rows, std::int64_t{kRows}) * core::ceil_div(columns, std::int64_t{kColumns});
   if (tiles < traits.multiprocessors) return;
-  c.direct_b = 1;
+  c.right = device::kRightDirect;
   c.block_m = kRows, c.block_n = kColumns;
   c.waves = c.waves_n = 4;
   c.block_k = depth % 64 == 0 ? 64 : 32;
 }
 
+void set_streamed(ProductConfig& c, std::int64_t rows, std::int64_t depth, const DeviceTraits& traits) {
+  constexpr std::int32_t kRows = 16, kColumns = 16, kLineLanes = 4;
+  const std::int32_t run = 128 / device::bits_of_product_type(c.b.type), step = kLineLanes * run;
+  if (traits.family != gpu::Family::sm80 || c.in_f32() || rows > kRows || depth % run != 0) return;
+  if (c.a.type != c.element || c.a.transposed != 0 || c.a.vectors == 0 || c.a.scale_use != device::kScaleNever) return;
+  if (c.b.transposed != 0 || c.b.vectors == 0 || (c.b.type != c.element && device::bits_of_product_type(c.b.type) == 16)) return;
+  const bool sums = c.b.scale_use == device::kScaleSums;
+  if (sums && (c.b.scale_depth % step != 0 || c.b.scale_rows % kColumns != 0)) return;
+  c.right = device::kRightStreamed;
+  c.block_m = rows <= kRows / 2 ? kRows / 2 : kRows;
+  c.block_n = kColumns;
+  c.waves = c.waves_n = 8;
+  c.block_k = sums || c.b.type != c.element ? step : 2 * step;
+  c.stages = c.b.type == c.element ? 3 : 2;
+}
+
 void set_stages(ProductConfig& c, const DeviceTraits& traits) {
   constexpr std::int32_t kMost = 4;
-  if (is_amd(traits) || c.in_f32()) return;
+  if (is_amd(traits) || c.in_f32() || c.right == device::kRightStreamed) return;
   const bool copies = c.a.type == c.element && c.b.type == c.element;
   while (copies && c.stages < kMost) {
     ++c.stages;

@@ -37,6 +37,8 @@ void set_tiles(device::ProductConfig& config, std::int64_t rows, const DeviceTra
 /// Weights straight to registers, where they are as they are multiplied and tiles of so many columns fill the device.
 void set_direct(device::ProductConfig& config, std::int64_t rows, std::int64_t columns, std::int64_t depth,
                 const DeviceTraits& traits);
+/// Weights straight to registers, by all waves of a block in turns along the depth, where rows are few: NVIDIA's alone.
+void set_streamed(device::ProductConfig& config, std::int64_t rows, std::int64_t depth, const DeviceTraits& traits);
 /// More tiles on their way where rows are copied beside the lanes and there is room for two blocks.
 void set_stages(device::ProductConfig& config, const DeviceTraits& traits);
 

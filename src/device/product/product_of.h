@@ -1,0 +1,13 @@
+// What multiplies as a config says.
+#pragma once
+
+#include "device/product/direct_product.h"
+#include "device/product/stream_product.h"
+
+namespace tilewise::device {
+
+template <class Ops, ProductConfig C>
+using ProductOf = Choose<C.right == kRightStreamed, StreamProduct<Ops, C>,
+                         Choose<C.right == kRightDirect, DirectProduct<Ops, C>, Product<Ops, C>>>;
+
+}  // namespace tilewise::device

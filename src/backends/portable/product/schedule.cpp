@@ -127,15 +127,16 @@ void set_streamed(ProductConfig& c, std::int64_t rows, std::int64_t depth, const
   const std::int32_t run = 128 / device::bits_of_product_type(c.b.type), step = kLineLanes * run;
   if (traits.family != gpu::Family::sm80 || c.in_f32() || rows > kRows || depth % run != 0) return;
   if (c.a.type != c.element || c.a.transposed != 0 || c.a.vectors == 0 || c.a.scale_use != device::kScaleNever) return;
-  if (c.b.transposed != 0 || c.b.vectors == 0 || (c.b.type != c.element && device::bits_of_product_type(c.b.type) == 16)) return;
+  const bool widened = c.b.type == device::kProductE4m3 || c.b.type == device::kProductE2m1;
+  if (c.b.transposed != 0 || c.b.vectors == 0 || (c.b.type != c.element && !widened)) return;
   const bool sums = c.b.scale_use == device::kScaleSums;
   if (sums && (c.b.scale_depth % step != 0 || c.b.scale_rows % kColumns != 0)) return;
   c.right = device::kRightStreamed;
   c.block_m = rows <= kRows / 2 ? kRows / 2 : kRows;
   c.block_n = kColumns;
   c.waves = c.waves_n = 8;
-  c.block_k = sums || c.b.type != c.element ? step : 2 * step;
-  c.stages = c.b.type == c.element ? 3 : 2;
+  c.block_k = widened ? step : 2 * step;
+  c.stages = widened ? 2 : 3;
 }
 
 void set_stages(ProductConfig& c, const DeviceTraits& traits) {

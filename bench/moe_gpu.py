@@ -1,4 +1,4 @@
-"""Hopper's expert layers (src/device/moe/sm90) beside torch's grouped_mm, bf16 or with weights in mxfp4.
+"""Hopper's expert layers (src/device/moe/sm90) beside torch's grouped_mm, bf16 or with quantised weights.
 
 Each configuration is compiled by NVRTC, compared with fp32 arithmetic on random data, and timed in turns with the layer
 made of torch.nn.functional.grouped_mm as transformers has it: captured graphs of calls whose routings are drawn anew,
@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_inputs import LAYERS, AnyWeights, Call, PackedWeights, Weights
+from moe_inputs import LAYERS, AnyWeights, Call, QuantisedWeights, Weights
 from moe_kernels import (
+    FORMATS,
     SORTS,
     Decode,
     DecodeConfig,
@@ -68,15 +69,18 @@ def library_layer(w: AnyWeights, call: Call) -> Callable[[], Any]:
 
     if isinstance(w, Weights):
         return lambda: tilewise.moe(call.x, call.ids, call.weights, w.gate_up, w.down)
+    name: Any = "fp8_128x128" if w.gate_up.name == "fp8" else w.gate_up.name
     return lambda: tilewise.moe(
         call.x,
         call.ids,
         call.weights,
         w.gate_up.elements,
         w.down.elements,
-        w_format="mxfp4",
+        w_format=name,
         gate_up_scale=w.gate_up.scales,
         down_scale=w.down.scales,
+        gate_up_global_scale=w.gate_up.factors,
+        down_global_scale=w.down.factors,
     )
 
 
@@ -197,18 +201,39 @@ CONFIGS = (
     LayerConfig(256, 4),
     LayerConfig(256, 4, held_experts=8),
 )
-MXFP4, PACKED_DEPTH = 1, 256
-PACKED_CONFIGS = (
-    DecodeConfig(8, 1, 17, PACKED_DEPTH, tokens=(1, 8), weights=MXFP4),
-    DecodeConfig(8, 1, 10, PACKED_DEPTH, consumers=2, tokens=(1, 8), weights=MXFP4),
-    DecodeConfig(8, 1, 5, PACKED_DEPTH, consumers=2, row_blocks=2, tokens=(1, 8), weights=MXFP4, scale_windows=3),
-    DecodeConfig(16, 4, 8, PACKED_DEPTH, consumers=2, tokens=(9, 16), weights=MXFP4),
-    DecodeConfig(16, 4, 4, PACKED_DEPTH, consumers=2, row_blocks=2, tokens=(9, 16), weights=MXFP4),
-    DecodeConfig(16, 0, 8, PACKED_DEPTH, consumers=2, tokens=(16, 256), weights=MXFP4),
-    DecodeConfig(16, 0, 4, PACKED_DEPTH, consumers=2, row_blocks=2, tokens=(16, 256), weights=MXFP4),
-    DecodeConfig(32, 0, 6, PACKED_DEPTH, consumers=2, tokens=(16, 512), weights=MXFP4),
-    DecodeConfig(32, 0, 4, PACKED_DEPTH, consumers=2, row_blocks=2, tokens=(16, 512), weights=MXFP4, scale_windows=2),
-    DecodeConfig(64, 0, 4, PACKED_DEPTH, consumers=2, tokens=(64, 512), weights=MXFP4, scale_windows=3),
+
+
+def quantised(weights: int, tokens: tuple[int, int], ids: int, *shape: int) -> DecodeConfig:
+    """block_n, stages, windows of scales, warpgroups and row blocks of each."""
+    block_n, stages, windows, consumers, row_blocks = shape
+    depth = 128 if FORMATS[weights] == "fp8" else 256
+    return DecodeConfig(
+        block_n, ids, stages, depth, consumers, row_blocks, tokens=tokens, weights=weights, scale_windows=windows
+    )
+
+
+QUANTISED_CONFIGS = (
+    quantised(1, (1, 8), 1, 8, 17, 4, 1, 1),
+    quantised(1, (1, 8), 1, 8, 10, 4, 2, 1),
+    quantised(1, (1, 8), 1, 8, 5, 3, 2, 2),
+    quantised(1, (9, 16), 4, 16, 8, 4, 2, 1),
+    quantised(1, (9, 16), 4, 16, 4, 4, 2, 2),
+    quantised(1, (16, 256), 0, 16, 8, 4, 2, 1),
+    quantised(1, (16, 256), 0, 16, 4, 4, 2, 2),
+    quantised(1, (16, 512), 0, 32, 6, 4, 2, 1),
+    quantised(1, (16, 512), 0, 32, 4, 2, 2, 2),
+    quantised(1, (64, 512), 0, 64, 4, 3, 2, 1),
+    quantised(2, (1, 8), 1, 8, 9, 6, 2, 1),
+    quantised(2, (9, 16), 4, 16, 7, 6, 2, 1),
+    quantised(2, (16, 512), 0, 32, 5, 6, 2, 1),
+    quantised(3, (1, 8), 1, 8, 21, 5, 1, 1),
+    quantised(3, (1, 8), 1, 8, 11, 3, 2, 1),
+    quantised(3, (1, 8), 1, 8, 5, 2, 2, 2),
+    quantised(3, (9, 16), 4, 16, 10, 3, 2, 1),
+    quantised(3, (16, 512), 0, 16, 10, 3, 2, 1),
+    quantised(3, (16, 512), 0, 32, 8, 3, 2, 1),
+    quantised(3, (16, 512), 0, 32, 4, 2, 2, 2),
+    quantised(3, (64, 512), 0, 64, 6, 3, 2, 1),
 )
 
 
@@ -216,7 +241,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", default="qwen,mixtral", help="default: qwen,mixtral")
     parser.add_argument("--tokens", default="1,16,64,512", help="default: 1,16,64,512")
-    parser.add_argument("--weights", default="bf16", choices=("bf16", "mxfp4"), help="default: bf16")
+    parser.add_argument("--weights", default="bf16", choices=FORMATS, help="default: bf16")
     parser.add_argument("--filter", default="", help="only configurations whose name contains it")
     parser.add_argument("--samples", type=int, default=20, help="of each, default: 20")
     parser.add_argument("--pause", type=float, default=0.01, metavar="SECONDS", help="before a sample, default: 0.01")
@@ -228,8 +253,9 @@ def main() -> int:
     parser.add_argument("--check-only", action="store_true", help="compare with fp32 and leave, as for sanitizers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
     options = parser.parse_args()
-    packed = options.weights != "bf16"
-    configs = tuple(c for c in (PACKED_CONFIGS if packed else CONFIGS) if options.filter in c.name)
+    weights_format = FORMATS.index(options.weights)
+    every = [c for c in QUANTISED_CONFIGS if c.weights == weights_format] if weights_format else CONFIGS
+    configs = tuple(c for c in every if options.filter in c.name)
     code = compiled((*SORTS, GatherConfig(), *configs), options.compile_only or options.kernels)
     if options.compile_only:
         return 0
@@ -248,7 +274,8 @@ def main() -> int:
     ]
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     for name in options.layers.split(","):
-        weights = (PackedWeights if packed else Weights).draw(LAYERS[name])
+        layer = LAYERS[name]
+        weights = QuantisedWeights.draw(layer, options.weights) if weights_format else Weights.draw(layer)
         for tokens in (int(text) for text in options.tokens.split(",")):
             fit = [kernel for kernel in kernels if kernel.serves(LAYERS[name], tokens)]
             results[f"{name} {tokens}"] = measure(name, tokens, weights, fit, options)

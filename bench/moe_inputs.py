@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -58,55 +59,97 @@ class Weights:
         return self.gate_up[expert].float(), self.down[expert].float()
 
 
-@dataclass
-class PackedMatrices:
-    """Random matrices [experts, rows, columns] in mxfp4: two elements a byte, a byte of scale for 32."""
+@dataclass(frozen=True)
+class Format:
+    """Of quantised weights: elements of a byte, and the block that has a scale."""
 
+    elements_of_byte: int
+    block_rows: int
+    block_columns: int
+    scale_bytes: int
+
+    @property
+    def element_bytes(self) -> float:
+        return 1 / self.elements_of_byte + self.scale_bytes / (self.block_rows * self.block_columns)
+
+
+FORMATS = {"mxfp4": Format(2, 1, 32, 1), "nvfp4": Format(2, 1, 16, 1), "fp8": Format(1, 128, 128, 4)}
+
+
+@dataclass
+class QuantisedMatrices:
+    """Random matrices [experts, rows, columns] in e2m1, two elements a byte, or in e4m3, and their scales."""
+
+    name: str
     elements: torch.Tensor
     scales: torch.Tensor
+    factors: torch.Tensor | None  # of nvfp4, each expert's
 
     @classmethod
-    def draw(cls, experts: int, rows: int, columns: int) -> PackedMatrices:
+    def draw(cls, name: str, experts: int, rows: int, columns: int) -> QuantisedMatrices:
         import torch
 
-        middle = 124 - columns.bit_length() // 2
-        elements = torch.empty(experts, rows, columns // 2, device="cuda", dtype=torch.uint8)
-        scales = torch.empty(experts, rows, columns // 32, device="cuda", dtype=torch.uint8)
-        return cls(elements.random_(0, 256), scales.random_(middle, middle + 4))
+        of, size = FORMATS[name], columns**-0.5 / 3
+        shape = (experts, -(-rows // of.block_rows), -(-columns // of.block_columns))
+        elements = torch.empty(experts, rows, columns // of.elements_of_byte, device="cuda", dtype=torch.uint8)
+        if name == "fp8":
+            for expert in elements:
+                expert.copy_(torch.randn(rows, columns, device="cuda").to(torch.float8_e4m3fn).view(torch.uint8))
+            return cls(name, elements, (torch.rand(shape, device="cuda") + 1) * size * 2, None)
+        elements.random_(0, 256)
+        if name == "nvfp4":
+            scales = (torch.rand(shape, device="cuda") + 0.5).to(torch.float8_e4m3fn).view(torch.uint8)
+            return cls(name, elements, scales, torch.full((experts,), size, device="cuda"))
+        middle = 127 + round(math.log2(size))
+        return cls(name, elements, torch.randint(middle - 1, middle + 2, shape, device="cuda").byte(), None)
 
     def numbers(self, expert: int) -> torch.Tensor:
         import torch
 
-        table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device="cuda")
-        table = torch.cat([table, -table])
-        bytes_ = self.elements[expert].long()
-        elements = torch.stack([table[bytes_ & 15], table[bytes_ >> 4]], -1).flatten(-2)
-        return elements * torch.exp2(self.scales[expert].float() - 127).repeat_interleave(32, -1)
+        of, bytes_, scales = FORMATS[self.name], self.elements[expert], self.scales[expert]
+        if self.name == "fp8":
+            elements, factors = bytes_.view(torch.float8_e4m3fn).float(), scales
+        else:
+            table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device="cuda")
+            codes = torch.stack([bytes_ & 15, bytes_ >> 4], -1).flatten(-2).long()
+            elements = torch.cat([table, -table])[codes]
+            if self.factors is not None:
+                factors = scales.view(torch.float8_e4m3fn).float() * self.factors[expert]
+            else:
+                factors = torch.exp2(scales.float() - 127)
+        factors = factors.repeat_interleave(of.block_rows, 0).repeat_interleave(of.block_columns, 1)
+        return elements * factors[: elements.shape[0], : elements.shape[1]]
 
 
 @dataclass
-class PackedWeights:
-    """Weights in mxfp4."""
+class QuantisedWeights:
+    """Weights in a format of FORMATS."""
 
     layer: Layer
-    gate_up: PackedMatrices
-    down: PackedMatrices
-
-    element_bytes = 0.5 + 1 / 32
+    gate_up: QuantisedMatrices
+    down: QuantisedMatrices
 
     @classmethod
-    def draw(cls, layer: Layer) -> PackedWeights:
+    def draw(cls, layer: Layer, name: str) -> QuantisedWeights:
         return cls(
             layer,
-            PackedMatrices.draw(layer.experts, 2 * layer.intermediate, layer.hidden),
-            PackedMatrices.draw(layer.experts, layer.hidden, layer.intermediate),
+            QuantisedMatrices.draw(name, layer.experts, 2 * layer.intermediate, layer.hidden),
+            QuantisedMatrices.draw(name, layer.experts, layer.hidden, layer.intermediate),
         )
+
+    @property
+    def format(self) -> Format:
+        return FORMATS[self.gate_up.name]
+
+    @property
+    def element_bytes(self) -> float:
+        return self.format.element_bytes
 
     def numbers(self, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.gate_up.numbers(expert), self.down.numbers(expert)
 
 
-AnyWeights = Weights | PackedWeights
+AnyWeights = Weights | QuantisedWeights
 
 
 @dataclass

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cuda_program import CudaModule, compile_cuda, matrix_map, tensor_map
-from moe_inputs import AnyWeights, Call, Layer, PackedMatrices, PackedWeights, Weights
+from moe_inputs import AnyWeights, Call, Layer, QuantisedMatrices, QuantisedWeights, Weights
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ARCHITECTURE = "sm_90a"
+FORMATS = ("bf16", "mxfp4", "nvfp4", "fp8")  # MoeWeights
 BOX_ROWS = (64, 32, 16, 8)  # of loads of rows
 
 STUB = """#include "device/sm90/machine.h"
@@ -123,18 +124,14 @@ class DecodeConfig:
     row_blocks: int = 1
     held_experts: int = 4
     tokens: tuple[int, int] = (1, 1)
-    weights: int = 0  # MoeWeights: 1: mxfp4
+    weights: int = 0  # MoeWeights
     scale_windows: int = 4
 
     @property
     def name(self) -> str:
         held = f"h{self.held_ids}" if self.held_ids else f"e{self.held_experts}"
         name = f"decode_n{self.block_n}_{held}_c{self.consumers}x{self.row_blocks}_d{self.depth}_s{self.stages}"
-        return f"mxfp4_{name}_w{self.scale_windows}" if self.weights else name
-
-    @property
-    def packed(self) -> bool:
-        return self.weights != 0
+        return f"{FORMATS[self.weights]}_{name}_w{self.scale_windows}" if self.weights else name
 
     @property
     def block_m(self) -> int:
@@ -222,18 +219,26 @@ class Scales(ctypes.Structure):
 
     _fields_ = (
         ("data", ctypes.c_uint64),
+        ("global_", ctypes.c_uint64),
         ("strides", ctypes.c_int64 * 4),
+        ("gate_rows", ctypes.c_int32),
+        ("value_rows", ctypes.c_int32),
+        ("row_blocks", ctypes.c_int32),
         ("columns", ctypes.c_int32),
+        ("scale_bytes", ctypes.c_int32),
         ("in_runs", ctypes.c_int32),
     )
 
     @classmethod
-    def of(cls, matrices: PackedMatrices) -> Scales:
+    def of(cls, matrices: QuantisedMatrices) -> Scales:
         """Of concatenated gates and ups, or of matrices without a gate."""
         scales = matrices.scales
-        expert, row, column = scales.stride()
-        strides = (ctypes.c_int64 * 4)(expert, expert // 2, row, column)
-        return cls(scales.data_ptr(), strides, scales.shape[-1], int(scales.numel() % 16 == 0))
+        size, shape = scales.element_size(), scales.shape
+        strides = (ctypes.c_int64 * 4)(*(stride * size for stride in scales.stride()), 1)
+        whole = int(scales.numel() * size % 16 == 0)
+        factors = matrices.factors.data_ptr() if matrices.factors is not None else 0
+        rows = matrices.elements.shape[1] // 2
+        return cls(scales.data_ptr(), factors, strides, rows, 1, shape[1], shape[2], size, whole)
 
 
 class DecodeParams(ctypes.Structure):
@@ -253,7 +258,7 @@ class DecodeParams(ctypes.Structure):
         ("out", Rows),
         ("counters", ctypes.c_uint64),
         ("alpha_limit", ctypes.c_float * 2),
-        ("rest", ctypes.c_char * 8),
+        ("rest", ctypes.c_char * 24),
     )
 
 
@@ -332,8 +337,8 @@ class Decode(Kernel):
     def _maps(self, w: AnyWeights) -> list[bytes]:
         """Of weights as they are, or of the bytes of packed ones."""
         layer, block_m = w.layer, self.config.block_m
-        if isinstance(w, PackedWeights):
-            up, down, kind, packed, box = w.gate_up.elements, w.down.elements, "u8", 2, 128
+        if isinstance(w, QuantisedWeights):
+            up, down, kind, packed, box = w.gate_up.elements, w.down.elements, "u8", w.format.elements_of_byte, 128
         else:
             up, down, kind, packed, box = w.gate_up, w.down, "bf16", 1, 64
         i, h = layer.intermediate, layer.hidden
@@ -361,7 +366,7 @@ class Decode(Kernel):
         call.scratch += [values, parts, counters, offsets, order, rows]
         p = DecodeParams()
         ctypes.memmove(ctypes.addressof(p), b"".join(self._maps(w)), 256)
-        if isinstance(w, PackedWeights):
+        if isinstance(w, QuantisedWeights):
             p.scales[:] = [Scales.of(matrices) for matrices in (w.gate_up, w.down)]
         p.shape.sizes[:] = [tokens, top_k, h, i, layer.experts, 0]
         p.topk_ids = Pairs(call.ids.data_ptr(), call.ids.stride(0), call.ids.stride(1), 4, 0)

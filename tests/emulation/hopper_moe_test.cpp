@@ -1,6 +1,7 @@
 // Hopper's expert layers under emulation: values beside double, whatever routing, layouts and edges.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -9,6 +10,7 @@
 #include "backends/reference/activation_math.hpp"
 #include "device/common/float16.h"
 #include "device/common/float4.h"
+#include "device/common/float8.h"
 #include "device/common/float8_e8m0.h"
 #include "device/moe/sm90/decode.h"
 #include "device/moe/sm90/gather.h"
@@ -48,31 +50,83 @@ gpu::TensorMap tensor_map(const void* address, std::vector<std::int64_t> dims, s
 
 constexpr std::uint16_t kPoison = 0x7FFF;
 
-/// Weights in mxfp4, and what they are in bf16, exactly. Scales lie behind a few bytes where they are moved.
-struct PackedWeights {
+/// Quantised weights, and what they are in bf16 but for scales that multiply sums. Scales lie behind a few bytes where
+/// they are moved.
+template <MoeDecodeConfig C>
+struct QuantisedWeights {
+  static constexpr std::int64_t kBlock = C.weights == kMoeFp8Blocks ? 128 : C.weights == kMoeNvfp4 ? 16 : 32;
   std::vector<std::uint8_t> bytes, scales;
-  std::int64_t moved;
+  std::vector<float> global;
+  std::int64_t rows, columns, moved;  // rows of an expert
 
-  PackedWeights(std::vector<std::uint16_t>& elements, std::int64_t columns, std::int64_t moves, std::mt19937& random)
-      : bytes(elements.size() / 2), scales(elements.size() / 32 + static_cast<std::size_t>(moves)), moved(moves) {
-    const auto blocks = static_cast<std::int64_t>(elements.size()) / 32;
-    std::vector<float> real(32);
-    for (std::int64_t block = 0; block < blocks; ++block) {
-      std::uint8_t& scale = scales[static_cast<std::size_t>(block + moved)];
-      scale = static_cast<std::uint8_t>(121 - static_cast<int>(std::log2(static_cast<double>(columns))) / 2 +
-                                        static_cast<int>(random() % 4));
-      for (std::int64_t i = 32 * block; i < 32 * block + 32; ++i) {
-        const auto code = static_cast<std::uint8_t>(random() % 16);
-        set_e2m1(bytes.data(), i, code);
-        elements[static_cast<std::size_t>(i)] = float_to_bf16(e2m1_to_float(code) * e8m0_to_float(scale));
+  QuantisedWeights(std::vector<std::uint16_t>& elements, std::int64_t experts, std::int64_t of_rows,
+                   std::int64_t of_columns, std::int64_t moves, std::mt19937& random)
+      : bytes(elements.size() / C.elements_of_byte()),
+        scales(static_cast<std::size_t>(moves + experts * row_blocks(of_rows) * blocks(of_columns) * C.scale_bytes())),
+        global(static_cast<std::size_t>(experts)),
+        rows(of_rows),
+        columns(of_columns),
+        moved(moves) {
+    const auto least = static_cast<int>(121 - std::log2(static_cast<double>(columns)) / 2);
+    for (std::size_t i = 0; i < global.size(); ++i) global[i] = static_cast<float>(std::exp2(least - 128)) * 0.75f;
+    for (std::int64_t i = 0; i < (std::ssize(scales) - moved) / C.scale_bytes(); ++i) {
+      std::uint8_t* const to = scales.data() + moved + i * C.scale_bytes();
+      if constexpr (C.weights == kMoeFp8Blocks) {
+        const float scale = static_cast<float>(1.0 + static_cast<double>(random() % 128) / 128.0) *
+                            static_cast<float>(std::exp2(least - 128));
+        std::memcpy(to, &scale, sizeof scale);
+      } else {
+        *to = static_cast<std::uint8_t>(C.weights == kMoeNvfp4 ? 0x38 + static_cast<int>(random() % 16)
+                                                               : least + static_cast<int>(random() % 4));
       }
     }
+    for (std::int64_t i = 0; i < std::ssize(elements); ++i) {
+      float value;
+      if constexpr (C.weights == kMoeFp8Blocks) {
+        auto& code = bytes[static_cast<std::size_t>(i)];
+        code = static_cast<std::uint8_t>(random() % 2 * 128 + random() % 0x48);
+        value = e4m3_to_float(code);
+      } else {
+        const auto code = static_cast<std::uint8_t>(random() % 16);
+        set_e2m1(bytes.data(), i, code);
+        value =
+            e2m1_to_float(code) * (C.weights == kMoeNvfp4 ? e4m3_to_float(scale_at(i)) : e8m0_to_float(scale_at(i)));
+      }
+      elements[static_cast<std::size_t>(i)] = float_to_bf16(value);
+    }
   }
-  [[nodiscard]] ExpertScales of(std::int64_t expert_rows, std::int64_t gate_rows, std::int64_t row_rows,
-                                std::int64_t columns) const {
-    const std::int64_t n = columns / 32;
-    return {scales.data() + moved,        expert_rows * n, gate_rows * n, row_rows * n, 1,
-            static_cast<std::int32_t>(n), moved == 0};
+  static std::int64_t blocks(std::int64_t of_columns) { return (of_columns + kBlock - 1) / kBlock; }
+  static std::int64_t row_blocks(std::int64_t of_rows) { return ((of_rows - 1) >> C.scale_row_shift()) + 1; }
+  [[nodiscard]] std::int64_t block_of(std::int64_t element) const {
+    const std::int64_t row = element / columns, expert = row / rows;
+    return (expert * row_blocks(rows) + (row % rows >> C.scale_row_shift())) * blocks(columns) +
+           element % columns / kBlock;
+  }
+  [[nodiscard]] std::uint8_t scale_at(std::int64_t element) const {
+    return scales[static_cast<std::size_t>(moved + block_of(element))];
+  }
+  /// That multiplies sums.
+  [[nodiscard]] double rest_of(std::int64_t element) const {
+    if constexpr (C.weights == kMoeNvfp4) return global[static_cast<std::size_t>(element / (rows * columns))];
+    if constexpr (C.weights != kMoeFp8Blocks) return 1.0;
+    float scale;
+    std::memcpy(&scale, scales.data() + moved + block_of(element) * C.scale_bytes(), sizeof scale);
+    return scale;
+  }
+  [[nodiscard]] ExpertScales of(std::int64_t gate_rows, std::int64_t value_rows) const {
+    const std::int64_t row = blocks(columns) * C.scale_bytes();
+    return {scales.data() + moved,
+            global.data(),
+            row_blocks(rows) * row,
+            row,
+            C.scale_bytes(),
+            1,
+            static_cast<std::int32_t>(gate_rows),
+            static_cast<std::int32_t>(value_rows),
+            static_cast<std::int32_t>(row_blocks(rows)),
+            static_cast<std::int32_t>(blocks(columns)),
+            C.scale_bytes(),
+            moved == 0 && scales.size() % 16 == 0};
   }
 };
 
@@ -88,9 +142,9 @@ struct Problem {
   std::vector<std::uint32_t> counters;
   std::vector<std::int32_t> offsets, sorted, rows;
   ActivationNumbers numbers{1.7f, 1.25f};
-  std::optional<PackedWeights> packed_gate_up, packed_down;
+  std::optional<QuantisedWeights<C>> quantised_gate_up, quantised_down;
 
-  /// moved: bytes that scales of packed weights lie behind, where they begin on 16 bytes.
+  /// moved: bytes that scales of quantised weights lie behind, where they begin on 16 bytes.
   Problem(Sizes sizes, unsigned seed, bool interleaves, std::int64_t moved = 0)
       : size(sizes),
         interleaved(interleaves),
@@ -114,9 +168,10 @@ struct Problem {
       const float scale = to == &x ? 1.0f : 1.0f / std::sqrt(static_cast<float>(sizes.hidden));
       for (auto& element : *to) element = float_to_bf16(scale * normal(random));
     }
-    if constexpr (C.packed()) {
-      packed_gate_up.emplace(gate_up, sizes.hidden, moved, random);
-      packed_down.emplace(down, sizes.intermediate, moved, random);
+    if constexpr (C.quantised()) {
+      const std::int64_t up_rows = kGates * sizes.intermediate;
+      quantised_gate_up.emplace(gate_up, sizes.num_experts, up_rows, sizes.hidden, moved, random);
+      quantised_down.emplace(down, sizes.num_experts, sizes.hidden, sizes.intermediate, moved, random);
     }
     for (auto* to : {&gate_up_bias, &down_bias})
       for (float& element : *to) element = normal(random);
@@ -136,13 +191,17 @@ struct Problem {
   [[nodiscard]] std::int64_t gate_up_row(std::int64_t gate, std::int64_t i) const {
     return interleaved ? i * kGates + gate : gate * size.intermediate + i;
   }
+  static double weight_at(const std::vector<std::uint16_t>& of, const std::optional<QuantisedWeights<C>>& quantised,
+                          std::int64_t i) {
+    const double value = bf16_to_float(of[static_cast<std::size_t>(i)]);
+    if constexpr (C.quantised()) return value * quantised->rest_of(i);
+    return value;
+  }
   [[nodiscard]] double product(std::int64_t token, std::int64_t expert, std::int64_t row) const {
     double sum = 0.0;
     for (std::int64_t k = 0; k < size.hidden; ++k) {
-      sum +=
-          double{bf16_to_float(x[elements(token, size.hidden) + static_cast<std::size_t>(k)])} *
-          bf16_to_float(
-              gate_up[elements(expert * kGates * size.intermediate + row, size.hidden) + static_cast<std::size_t>(k)]);
+      sum += double{bf16_to_float(x[elements(token, size.hidden) + static_cast<std::size_t>(k)])} *
+             weight_at(gate_up, quantised_gate_up, (expert * kGates * size.intermediate + row) * size.hidden + k);
     }
     return sum;
   }
@@ -169,7 +228,7 @@ struct Problem {
         double z = C.biases ? double{down_bias[elements(expert, size.hidden) + elements(n, 1)]} : 0.0;
         for (std::int64_t i = 0; i < size.intermediate; ++i) {
           z += hidden[elements(i, 1)] *
-               bf16_to_float(down[elements(expert * size.hidden + n, size.intermediate) + elements(i, 1)]);
+               weight_at(down, quantised_down, (expert * size.hidden + n) * size.intermediate + i);
         }
         sum[elements(n, 1)] += z * (C.weight_on_input ? 1.0 : weight);
       }
@@ -183,13 +242,13 @@ struct Problem {
     MoeDecodeParams p{};
     const void* up = gate_up.data();
     const void* back = down.data();
-    const DType dtype = C.packed() ? DType::u8 : DType::bf16;
-    const std::int64_t part = C.packed() ? 2 : 1;
-    const std::int32_t columns = C.packed() ? 128 : 64;
-    if constexpr (C.packed()) {
-      up = packed_gate_up->bytes.data(), back = packed_down->bytes.data();
-      p.gate_up_scales = packed_gate_up->of(kGates * i, gate / k, row / k, k);
-      p.down_scales = packed_down->of(k, 0, 1, i);
+    const DType dtype = C.quantised() ? DType::u8 : DType::bf16;
+    const std::int64_t part = C.quantised() ? C.elements_of_byte() : 1;
+    const std::int32_t columns = C.quantised() ? 128 : 64;
+    if constexpr (C.quantised()) {
+      up = quantised_gate_up->bytes.data(), back = quantised_down->bytes.data();
+      p.gate_up_scales = quantised_gate_up->of(gate / k, row / k);
+      p.down_scales = quantised_down->of(0, 1);
     }
     p.gate_up_map = encoded_map(tensor_map(up, {e, i / 8, kGates, 8, k / part},
                                            {kGates * i * k / part, 8 * row / part, gate / part, row / part},
@@ -250,9 +309,11 @@ struct Problem {
     add(memory, "topk_weights", gpu::Access::read, weights, true);
     add(memory, "gate_up_bias", gpu::Access::read, gate_up_bias, true);
     add(memory, "down_bias", gpu::Access::read, down_bias, true);
-    if constexpr (C.packed()) {
-      add(memory, "gate_up_scales", gpu::Access::read, packed_gate_up->scales, true);
-      add(memory, "down_scales", gpu::Access::read, packed_down->scales, true);
+    if constexpr (C.quantised()) {
+      add(memory, "gate_up_scales", gpu::Access::read, quantised_gate_up->scales, true);
+      add(memory, "down_scales", gpu::Access::read, quantised_down->scales, true);
+      add(memory, "gate_up_global", gpu::Access::read, quantised_gate_up->global, true);
+      add(memory, "down_global", gpu::Access::read, quantised_down->global, true);
     }
     add(memory, "h", gpu::Access::write, h, false);          // others read it once the group's tiles have come
     add(memory, "parts", gpu::Access::write, parts, false);  // others read it once all have met
@@ -303,22 +364,28 @@ TEST(HopperMoeDecode, EndsWhereTensorsEnd) {
 TEST(HopperMoeDecode, HasSeveralRowBlocks) { compute<config(32, 2, 3, 2, 2)>({21, 2, 136, 136, 3}, 2, 4); }
 TEST(HopperMoeDecode, ReadsWhatTheSortLeft) { compute<config(16, 0, 4)>({150, 2, 72, 40, 9}, 3, 5); }
 
-/// mxfp4 weights. Steps are of 256 elements and scales come for 1,024.
-constexpr MoeDecodeConfig packed_config(std::int32_t block_n, std::int32_t held_ids, std::int32_t stages,
-                                        std::int32_t consumers = 1, std::int32_t row_blocks = 1) {
+/// Quantised weights. Steps are 128 bytes of a row, and scales come 32 bytes at a time.
+constexpr MoeDecodeConfig quantised_config(MoeWeights weights, std::int32_t block_n, std::int32_t held_ids,
+                                           std::int32_t stages, std::int32_t consumers = 1,
+                                           std::int32_t row_blocks = 1) {
   MoeDecodeConfig c = config(block_n, held_ids, stages, consumers, row_blocks);
-  c.weights = kMoeMxfp4, c.depth = 256, c.scale_windows = 2;
+  c.weights = weights, c.depth = 128 * c.elements_of_byte(), c.scale_windows = 2;
   return c;
 }
-TEST(HopperMoeDecode, WidensPackedWeights) {
-  compute<packed_config(8, 1, 3)>({1, 2, 256, 64, 4}, 2, 50);
-  compute<packed_config(8, 1, 4)>({5, 3, 1184, 96, 3}, 3, 51);
-  compute<packed_config(16, 2, 5, 2)>({11, 4, 320, 160, 5}, 2, 52, true);
-  compute<packed_config(32, 2, 3, 2, 2)>({21, 2, 288, 288, 3}, 2, 53);
-  compute<packed_config(16, 0, 6)>({150, 2, 160, 96, 9}, 3, 54);
+template <MoeWeights W>
+void compute_quantised(unsigned seed) {
+  compute<quantised_config(W, 8, 1, 3)>({1, 2, 256, 64, 4}, 2, seed);
+  compute<quantised_config(W, 8, 1, 4)>({5, 3, 1184, 96, 3}, 3, seed + 1);
+  compute<quantised_config(W, 16, 2, 5, 2)>({11, 4, 320, 160, 5}, 2, seed + 2, true);
+  compute<quantised_config(W, 32, 2, 3, 2, 2)>({21, 2, 288, 288, 3}, 2, seed + 3);
+  compute<quantised_config(W, 16, 0, 6)>({150, 2, 160, 96, 9}, 3, seed + 4);
 }
+TEST(HopperMoeDecode, WidensMxfp4) { compute_quantised<kMoeMxfp4>(50); }
+TEST(HopperMoeDecode, WidensNvfp4) { compute_quantised<kMoeNvfp4>(60); }
+TEST(HopperMoeDecode, WidensFp8AndScalesSums) { compute_quantised<kMoeFp8Blocks>(70); }
 TEST(HopperMoeDecode, ReadsScalesWhereverTheyLie) {
-  compute<packed_config(8, 1, 3)>({3, 2, 1120, 96, 3}, 2, 55, true, 5);
+  compute<quantised_config(kMoeMxfp4, 8, 1, 3)>({3, 2, 1120, 96, 3}, 2, 55, true, 5);
+  compute<quantised_config(kMoeFp8Blocks, 8, 1, 3)>({3, 2, 1120, 160, 3}, 2, 56, false, 4);
 }
 
 /// Ids outside the range, in any spelling, and the same expert several times in a token.

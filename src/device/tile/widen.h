@@ -41,10 +41,25 @@ struct Widen<Machine, kE4m3, kTo, kElements> {
   }
 };
 
-/// 16 e4m3 bytes as two chunks of 16-bit elements. Two at once: a byte's exponent and fraction, moved to where those of
-/// the wider type begin, are a power of two too small.
+/// Two e4m3 bytes, the upper ones of halves, to 16-bit elements at once: a byte's exponent and fraction, moved to where
+/// those of the wider type begin, are a power of two too small. NaNs come apart.
 template <class Machine, int kTo>
-struct WideRun {
+struct WidenE4m3 {
+  TILEWISE_INLINE static uint32_t widen_pair(uint32_t pair) {
+    constexpr int kShift = kTo == kBf16 ? 4 : 1, kExponent = kTo == kBf16 ? 120 : 8;
+    const uint32_t magnitude = (pair & 0x7F007F00u) >> kShift;
+    return Machine::template scale_pair<kTo, kExponent>((pair & 0x80008000u) | magnitude);
+  }
+  /// The upper bit of each byte that is a NaN, which has all lower bits.
+  TILEWISE_INLINE static uint32_t nans(uint32_t bytes) { return ((bytes & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u; }
+  /// All bits of the exponent, and the upper one of the fraction, where the upper bit of a half word is set.
+  TILEWISE_INLINE static uint32_t nan_pair(uint32_t pair) { return pair - (pair >> (kTo == kBf16 ? 9 : 6)); }
+};
+
+/// 16 e4m3 bytes as two chunks of 16-bit elements.
+template <class Machine, int kTo>
+struct WideRun : private WidenE4m3<Machine, kTo> {
+  using WidenE4m3<Machine, kTo>::widen_pair, WidenE4m3<Machine, kTo>::nans, WidenE4m3<Machine, kTo>::nan_pair;
   Chunk first, second;
 
   TILEWISE_INLINE explicit WideRun(const Chunk& bytes) {
@@ -63,17 +78,6 @@ struct WideRun {
       }
     }
   }
-
- private:
-  TILEWISE_INLINE static uint32_t widen_pair(uint32_t pair) {
-    constexpr int kShift = kTo == kBf16 ? 4 : 1, kExponent = kTo == kBf16 ? 120 : 8;
-    const uint32_t magnitude = (pair & 0x7F007F00u) >> kShift;
-    return Machine::template scale_pair<kTo, kExponent>((pair & 0x80008000u) | magnitude);
-  }
-  /// The upper bit of each byte that is a NaN, which has all lower bits.
-  TILEWISE_INLINE static uint32_t nans(uint32_t bytes) { return ((bytes & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u; }
-  /// All bits of the exponent, and the upper one of the fraction, where the upper bit of a half word is set.
-  TILEWISE_INLINE static uint32_t nan_pair(uint32_t pair) { return pair - (pair >> (kTo == kBf16 ? 9 : 6)); }
 };
 
 /// Two floats as e4m3 bytes, the first one low: see float_to_e4m3().

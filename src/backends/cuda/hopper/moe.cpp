@@ -20,12 +20,13 @@ namespace {
 using core::ceil_div, core::concat;
 using operations::moe::MoeParams;
 
-constexpr std::int64_t kUnit = 8;         // elements of the 16 bytes that rows are moved by
-constexpr std::int64_t kPackedUnit = 32;  // of those that rows of packed weights are
+constexpr std::int64_t kUnit = 8, kUnitBits = 128;  // of 16 bytes that rows are moved by: elements, and bits
 constexpr std::int64_t kMostHeldExperts = 1024, kMostSortedExperts = 256;
 constexpr std::int64_t kMostColumns = std::int64_t{1} << 24, kMostPairs = std::int64_t{1} << 28,
                        kMostTiles = std::int64_t{1} << 30;
-constexpr std::int64_t kIdsOfHeld = 32;  // of a warp's lanes, one each
+constexpr std::int64_t kIdsOfHeld = 32;                               // of a warp's lanes, one each
+constexpr std::int32_t kStageBytes = 128;                             // of a row of quantised weights
+constexpr std::int32_t kSharedBytes = 225 * 1024, kWindowBytes = 48;  // without barriers; of a row's scales
 /// Tokens of an expert, on average, from which products bound a layer: it streams weights below.
 constexpr std::int64_t kManyRows = 48;
 
@@ -53,15 +54,21 @@ Way way_of(const MoeProblem& p) {
   return p.tokens * p.top_k <= kManyRows * p.num_experts ? Way::sorted : Way::gathered;
 }
 
-bool has_packed_weights(const MoeProblem& p) { return p.w_format.element == DType::fp4_e2m1; }
+/// How the kernel for few rows has weights of a format; the features name all of them.
+device::MoeWeights weights_of(const BlockFormat& format) {
+  if (!format.defined()) return device::kMoeWeightsAsRows;
+  if (format.element == DType::fp8_e4m3) return device::kMoeFp8Blocks;
+  return format.global ? device::kMoeNvfp4 : device::kMoeMxfp4;
+}
 
 std::string refusal_of(const MoeProblem& p) {
   if (p.unaligned) return "every row of x, out, gate_up and down must start on 16 bytes (got one that does not)";
-  const auto refuse_columns = [&p](std::string_view name, std::int64_t size) -> std::string {
-    if (size % kUnit != 0) return concat(name, " must be a multiple of ", kUnit, " (got ", size, ")");
-    if (has_packed_weights(p) && size % kPackedUnit != 0) {
-      return concat(name, " must be a multiple of ", kPackedUnit, " with w_format=", to_string(p.w_format), " (got ",
-                    size, ")");
+  const bool quantised = p.w_format.defined();
+  const std::int64_t unit = quantised ? kUnitBits / static_cast<std::int64_t>(bits_of(p.w_format.element)) : kUnit;
+  const auto refuse_columns = [&](std::string_view name, std::int64_t size) -> std::string {
+    if (size % unit != 0) {
+      return concat(name, " must be a multiple of ", unit, quantised ? " with w_format=" : "",
+                    quantised ? to_string(p.w_format) : "", " (got ", size, ")");
     }
     if (size > kMostColumns) return concat(name, " must be <= 2^24 (got ", size, ")");
     return {};
@@ -74,7 +81,7 @@ std::string refusal_of(const MoeProblem& p) {
   if (p.tokens > kMostPairs / p.top_k) {
     return concat("tokens * top_k must be <= 2^28 (got ", p.tokens, " * ", p.top_k, ")");
   }
-  if (p.w_format.defined() && way_of(p) == Way::gathered) {
+  if (quantised && way_of(p) == Way::gathered) {
     return concat("tokens * top_k must be <= ", kManyRows, " * num_experts with w_format=", to_string(p.w_format),
                   " (got ", p.tokens * p.top_k, ")");
   }
@@ -121,17 +128,20 @@ device::MoeDecodeConfig decode_config(const MoeProblem& p) {
   return config;
 }
 
-/// Of packed weights: a stage has four times as many elements, which two warpgroups widen.
-device::MoeDecodeConfig packed_config(const MoeProblem& p) {
+/// Of quantised weights: a stage has more elements, which two warpgroups widen.
+device::MoeDecodeConfig quantised_config(const MoeProblem& p) {
   auto config = config_of<device::MoeDecodeConfig>(p);
-  config.weights = device::kMoeMxfp4;
-  config.depth = 256, config.consumers = 2;
+  config.weights = weights_of(p.w_format);
+  config.depth = kStageBytes * config.elements_of_byte(), config.consumers = 2;
   if (const HeldIds* held = held_ids_of(p)) {
     config.held_ids = held->ids, config.block_n = held->tokens;
-    config.stages = held->tokens <= 8 ? 10 : 8;
   } else {
-    config.held_ids = 0, config.block_n = 32, config.stages = 6;
+    config.held_ids = 0, config.block_n = 32;
   }
+  // In bytes, of a stage and of a window of scales.
+  const std::int32_t rows = 2 * config.block_n * config.depth, stage = kStageBytes * config.block_m() + rows;
+  config.scale_windows = config.weights == device::kMoeFp8Blocks ? 3 : config.weights == device::kMoeNvfp4 ? 6 : 4;
+  config.stages = (kSharedBytes - kWindowBytes * config.block_m() * config.scale_windows) / stage;
   return config;
 }
 
@@ -212,12 +222,12 @@ class Lowerer {
   }
 
   void add_decode() {
-    const device::MoeDecodeConfig config = has_packed_weights(p_) ? packed_config(p_) : decode_config(p_);
+    const device::MoeDecodeConfig config = p_.w_format.defined() ? quantised_config(p_) : decode_config(p_);
     device::MoeDecodeParams params{};
     begin(params);
-    if (config.packed()) {
-      params.gate_up_scales.columns = static_cast<std::int32_t>(p_.hidden / p_.w_format.block_columns);
-      params.down_scales.columns = static_cast<std::int32_t>(p_.intermediate / p_.w_format.block_columns);
+    if (config.quantised()) {
+      params.gate_up_scales.columns = static_cast<std::int32_t>(ceil_div(p_.hidden, p_.w_format.block_columns));
+      params.down_scales.columns = static_cast<std::int32_t>(ceil_div(p_.intermediate, p_.w_format.block_columns));
     }
     add_moe_maps(config, p_.dtype, add<MoeDecode>(config, device_.multiprocessors, params));
     builder_.append_schedule(
@@ -257,8 +267,8 @@ class Lowerer {
 
 operations::moe::FeatureSet moe_features() {
   using enum operations::moe::Feature;
-  return {forward,    bf16,       f16,   mxfp4, no_gate,         interleaved,
-          activation, swiglu_oai, clamp, bias,  weight_on_input, first_expert};
+  return {forward,     bf16,       f16,        fp8_128x128, mxfp4, nvfp4,           no_gate,
+          interleaved, activation, swiglu_oai, clamp,       bias,  weight_on_input, first_expert};
 }
 
 gpu::Outcome lower(const MoeProblem& problem, const core::DeviceDescription& device) {

@@ -84,7 +84,7 @@ gpu::TensorMapParameter row_map(std::size_t offset, DType dtype, std::string_vie
 
 void add_moe_maps(const device::MoeDecodeConfig& config, DType row_dtype, gpu::Launch& launch) {
   using Params = device::MoeDecodeParams;
-  const DType dtype = config.packed() ? DType::u8 : row_dtype;
+  const DType dtype = config.quantised() ? DType::u8 : row_dtype;
   launch.tensor_maps = {gate_up_map(offsetof(Params, gate_up_map), dtype, config.gated != 0, config.block_m()),
                         down_map(offsetof(Params, down_map), dtype, config.block_m())};
 }

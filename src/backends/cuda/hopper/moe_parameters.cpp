@@ -1,6 +1,7 @@
 // What each pointer of an expert layer's kernels points to, a call's tensors in their blocks, and their shared memory.
 #include "backends/cuda/hopper/moe_kernels.hpp"
 #include "backends/portable/product/schedule.hpp"
+#include "core/ceil_div.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
@@ -81,17 +82,23 @@ void visit_bias(const Params& p, const ExpertBias& t, std::string_view name, std
                  .rank = 3},
                 visit);
 }
-/// Likewise, of packed weights.
-void visit_scales(const device::MoeDecodeParams& p, const ExpertScales& t, std::string_view name, std::int64_t size,
-                  const RegionVisitor& visit) {
-  visit_pointer(p, t.data,
-                {.name = name,
+/// Strides of scales are in bytes.
+void visit_scales(const device::MoeDecodeParams& p, const ExpertScales& t, std::string_view name,
+                  std::string_view global, const RegionVisitor& visit) {
+  visit_pointer(
+      p, t.data,
+      {.name = name,
+       .access = Access::read,
+       .outer = {{{p.shape.num_experts, t.expert_stride}, {t.row_blocks, t.row_stride}, {t.columns, t.column_stride}}},
+       .rank = 3,
+       .row = t.scale_bytes},
+      visit);
+  visit_pointer(p, t.global,
+                {.name = global,
                  .access = Access::read,
-                 .outer = {{{p.shape.num_experts, t.expert_stride},
-                            {2, t.gate_stride},
-                            {size, t.row_stride},
-                            {t.columns, t.column_stride}}},
-                 .rank = 4},
+                 .element_bytes = sizeof(float),
+                 .outer = {{{p.shape.num_experts, t.global_stride}}},
+                 .rank = 1},
                 visit);
 }
 /// What both kernels of whole layers have.
@@ -124,20 +131,26 @@ ExpertBias gate_up_bias_of(const MoeParams& call) {
 }
 
 /// Whether scales can be loaded 16 bytes at a time, those around a row's included.
-bool lie_in_runs(const ExpertMatrices& w, std::int64_t columns) {
+bool lie_in_runs(const ExpertScales& s, std::int64_t experts) {
   constexpr std::int64_t kRun = 16;
-  const operations::BlockScales& s = w.scales;
-  const bool gaps = (columns > 1 && s.column_stride != 1) || (w.rows > 1 && s.row_stride != columns) ||
-                    (w.num_experts > 1 && s.expert_stride != w.rows * columns);
-  return !gaps && reinterpret_cast<std::uintptr_t>(s.data) % kRun == 0 && w.num_experts * w.rows * columns % kRun == 0;
+  const std::int64_t row = s.columns * s.scale_bytes, expert = row * s.row_blocks;
+  const bool gaps = (s.columns > 1 && s.column_stride != s.scale_bytes) || (s.row_blocks > 1 && s.row_stride != row) ||
+                    (experts > 1 && s.expert_stride != expert);
+  return !gaps && reinterpret_cast<std::uintptr_t>(s.data) % kRun == 0 && experts * expert % kRun == 0;
 }
 void bind_scales(const ExpertMatrices& w, device::GateLayout layout, ExpertScales& to) {
   const operations::BlockScales& s = w.scales;
+  if (s.data == nullptr) return;
+  const bool interleaved = layout == device::GateLayout::interleaved;
+  const auto bytes = static_cast<std::int64_t>(size_of(s.dtype));
   to.data = s.data;
-  to.expert_stride = s.expert_stride, to.row_stride = s.row_stride, to.column_stride = s.column_stride;
-  to.in_runs = lie_in_runs(w, to.columns);
-  if (layout == device::GateLayout::concatenated) to.gate_stride = w.rows / 2 * s.row_stride;
-  if (layout == device::GateLayout::interleaved) to.gate_stride = s.row_stride, to.row_stride *= 2;
+  to.global = static_cast<const float*>(w.expert_scales.data), to.global_stride = w.expert_scales.stride;
+  to.expert_stride = s.expert_stride * bytes, to.row_stride = s.row_stride * bytes;
+  to.column_stride = s.column_stride * bytes;
+  to.gate_rows = interleaved ? 1 : static_cast<std::int32_t>(w.rows / 2), to.value_rows = interleaved ? 2 : 1;
+  to.row_blocks = static_cast<std::int32_t>(core::ceil_div(w.rows, s.block_rows));
+  to.scale_bytes = static_cast<std::int32_t>(bytes);
+  to.in_runs = lie_in_runs(to, w.num_experts);
 }
 
 template <typename Params>
@@ -181,8 +194,8 @@ void for_each_pointer(const device::MoeDecodeParams& p, const RegionVisitor& vis
   visit_pairs(p, p.topk_ids, "topk_ids", static_cast<std::size_t>(p.topk_ids.type), visit);
   visit_pairs(p, p.topk_weights, "topk_weights", bytes_of(p.topk_weights.type), visit);
   visit_rows(p, p.x, "x", Access::read, visit);
-  visit_scales(p, p.gate_up_scales, "gate_up_scale", p.shape.intermediate, visit);
-  visit_scales(p, p.down_scales, "down_scale", p.shape.hidden, visit);
+  visit_scales(p, p.gate_up_scales, "gate_up_scale", "gate_up_global_scale", visit);
+  visit_scales(p, p.down_scales, "down_scale", "down_global_scale", visit);
   visit_layer(p, visit);
 }
 
@@ -220,9 +233,9 @@ std::uint32_t MoeLayer::shared_bytes(const Config& c, gpu::Family) {
 std::uint32_t MoeDecode::shared_bytes(const Config& c, gpu::Family) {
   constexpr std::int32_t kTold = 4;  // tiles that consumers may be ahead of the warp that tells of them
   constexpr std::int32_t kElement = 2, kWindow = 48;  // bytes; of a row's scales
-  const std::int32_t weights = c.block_m() * c.weight_columns() * (c.packed() ? 1 : kElement);
+  const std::int32_t weights = c.block_m() * c.weight_columns() * (c.quantised() ? 1 : kElement);
   const std::int32_t tiles = c.stages * (weights + c.block_n * c.depth * kElement);
-  const std::int32_t scales = c.packed() ? c.scale_windows * c.block_m() * kWindow + ring(c.scale_windows) : 0;
+  const std::int32_t scales = c.quantised() ? c.scale_windows * c.block_m() * kWindow + ring(c.scale_windows) : 0;
   return whole_patterns(tiles + ring(c.stages) + kBarrier + ring(kTold) + scales);
 }
 

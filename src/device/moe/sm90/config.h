@@ -73,8 +73,9 @@ struct MoeLayerConfig : MoeActivationConfig {
   }
 };
 
-/// Formats of weights: elements as rows have them, or e2m1 with scales in e8m0 of 32.
-enum MoeWeights : int32_t { kMoeWeightsAsRows = 0, kMoeMxfp4 = 1 };
+/// Formats of weights: elements as rows have them; e2m1 with scales in e8m0 of 32 or in e4m3 of 16; e4m3 with scales in
+/// f32 of 128 x 128.
+enum MoeWeights : int32_t { kMoeWeightsAsRows = 0, kMoeMxfp4 = 1, kMoeNvfp4 = 2, kMoeFp8Blocks = 3 };
 
 /// The whole layer in one launch, for few rows: weights are M of the products, an expert's rows are N.
 struct MoeDecodeConfig : MoeActivationConfig {
@@ -85,14 +86,18 @@ struct MoeDecodeConfig : MoeActivationConfig {
   int32_t stages = 8;
   int32_t held_ids = 1;       // ids that a lane holds, where 32 times as many are all of the call; 0: they come sorted
   int32_t held_experts = 4;   // whose counts a lane holds where ids come sorted; 32 times as many are all
-  int32_t depth = 128;        // elements along k of a stage; of packed weights 256
-  int32_t scale_windows = 4;  // of packed weights: how many runs of a tile's scales there is room for
+  int32_t depth = 128;        // elements along k of a stage; of quantised weights 128 bytes
+  int32_t scale_windows = 4;  // of quantised weights: how many runs of a tile's scales there is room for
 
   constexpr int32_t threads() const { return (consumers + 1) * 128; }
-  /// Weights have two elements a byte.
-  constexpr bool packed() const { return weights == kMoeMxfp4; }
+  constexpr bool quantised() const { return weights != kMoeWeightsAsRows; }
+  constexpr int32_t elements_of_byte() const { return weights == kMoeFp8Blocks ? 1 : 2; }  // of quantised weights
   /// Columns of a row of weights in a stage, as their tensor map has them: elements, or bytes.
-  constexpr int32_t weight_columns() const { return packed() ? depth / 2 : depth; }
+  constexpr int32_t weight_columns() const { return quantised() ? depth / elements_of_byte() : depth; }
+  /// Bytes of a scale, and of those that a row has in a stage; rows that share one, as a power of two.
+  constexpr int32_t scale_bytes() const { return weights == kMoeFp8Blocks ? 4 : 1; }
+  constexpr int32_t stage_scale_bytes() const { return weights == kMoeFp8Blocks ? 4 : weights == kMoeNvfp4 ? 16 : 8; }
+  constexpr int32_t scale_row_shift() const { return weights == kMoeFp8Blocks ? 7 : 0; }
   /// Rows of weights in a tile, and how many intermediate values they are.
   constexpr int32_t block_m() const { return consumers * row_blocks * 64; }
   constexpr int32_t block_j() const { return gated ? block_m() / 2 : block_m(); }

@@ -6,8 +6,8 @@
 #include "device/moe/sm90/combine.h"
 #include "device/moe/sm90/config.h"
 #include "device/moe/sm90/decode_store.h"
-#include "device/moe/sm90/packed.h"
 #include "device/moe/sm90/pairs.h"
+#include "device/moe/sm90/quantised.h"
 #include "device/sm90/grid_counters.h"
 #include "device/sm90/load.h"
 #include "device/sm90/roles.h"
@@ -20,9 +20,9 @@ class Sm90MoeDecode {
   using Machine = typename Ops::Machine;
   template <int kColumns>
   using RowsTile = SwizzledTile<kColumns, C.depth>;
-  using Packed = PackedProduct<Machine, C>;
+  using Quantised = QuantisedProduct<Machine, C>;
   struct Stage {
-    Choose<C.packed(), typename Packed::Weights, SwizzledTile<C.block_m(), C.depth>> weights;
+    Choose<C.quantised(), typename Quantised::Weights, SwizzledTile<C.block_m(), C.depth>> weights;
     RowsTile<C.block_n> rows;
   };
   using Pipe = Pipeline<Machine, C.stages>;
@@ -43,7 +43,7 @@ class Sm90MoeDecode {
   static constexpr int kAhead = minimum(2, (C.stages - 2) / kRowWarps);
   static constexpr int kHeldColumns = ceil_div(C.block_n, 32);  // of a tile's, that a lane looks up
   static_assert(C.block_n % 8 == 0 && (C.block_n & (C.block_n - 1)) == 0);
-  static_assert(!C.packed() || C.depth == kPackedDepth);
+  static_assert(!C.quantised() || C.weight_columns() == kChunkRowBytes);
 
  public:
   using Params = MoeDecodeParams;
@@ -52,7 +52,7 @@ class Sm90MoeDecode {
     Pipe pipe;
     Barrier<Machine> opened;          // the counters, to this block's warps
     Ring<Machine, kTold> tiles_done;  // of gate and up, to the warp that tells other blocks
-    Choose<C.packed(), typename Packed::Scales, NoShared> scales;
+    Choose<C.quantised(), typename Quantised::Shared, NoShared> scales;
   };
 
   TILEWISE_INLINE static void run(const MoeDecodeParams& p, Shared& shared) {
@@ -60,7 +60,7 @@ class Sm90MoeDecode {
       shared.pipe.init(4 * C.consumers, 1 + kWarpArrivals);
       shared.opened.init(1);
       shared.tiles_done.init(4 * C.consumers, 1);
-      if constexpr (C.packed()) shared.scales.ring.init(kWarpArrivals, 4 * C.consumers);
+      if constexpr (C.quantised()) shared.scales.ring.init(kWarpArrivals, 4 * C.consumers);
       Machine::publish_barriers();
       Machine::prefetch_map(p.gate_up_map), Machine::prefetch_map(p.down_map);
     }
@@ -93,13 +93,12 @@ class Sm90MoeDecode {
       RingPlace<C.scale_windows> scales;
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
         const int32_t steps = steps_of(tile);
-        if constexpr (C.packed()) {
+        if constexpr (C.quantised()) {
           TILEWISE_NO_UNROLL
-          for (int32_t first = 0; first < steps; first += kWindowStages, scales.advance()) {
+          for (int32_t first = 0; first < steps; first += ScaleWindow<C>::kStages, scales.advance()) {
             scales.wait_empty(shared_.scales.ring);
-            scales_of(tile).load(shared_.scales.window[scales.stage], first * kStageScales,
-                                 shared_.scales.ring.full[scales.stage]);
-            if (Machine::lane() == 0) load_steps(tile, first, minimum(steps, first + kWindowStages), place);
+            scales_of(tile).load(shared_.scales.window[scales.stage], first, shared_.scales.ring.full[scales.stage]);
+            if (Machine::lane() == 0) load_steps(tile, first, minimum(steps, first + ScaleWindow<C>::kStages), place);
             Machine::wave_sync();
           }
         } else {
@@ -131,8 +130,8 @@ class Sm90MoeDecode {
       RowCopies<Pipe, kRowWarps> copies(shared_.pipe, turn);
       int32_t ready = kNobody;  // the group whose h is known to be there
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
-        int32_t row[C.packed() ? kHeldColumns : kCopies];
-        if constexpr (C.packed()) {
+        int32_t row[C.quantised() ? kHeldColumns : kCopies];
+        if constexpr (C.quantised()) {
           look_up(row, tile);
         } else {
           rows_to_copy(row, tile);
@@ -147,8 +146,8 @@ class Sm90MoeDecode {
         TILEWISE_NO_UNROLL
         for (int32_t step = copies.skip_to_own(steps); step < steps; step += kRowWarps) {
           auto& to = shared_.stage[copies.begin()].rows;
-          if constexpr (C.packed()) {
-            load_whole_rows(row, tile, to, from, step * C.depth, depth);
+          if constexpr (C.quantised()) {
+            load_step(row, tile, to, from, step * C.depth, depth);
             copies.leave();
             if (copies.left() > kAhead) put_in_order<kAhead>(copies, columns);
           } else {
@@ -156,7 +155,7 @@ class Sm90MoeDecode {
             copies.commit();
           }
         }
-        if constexpr (C.packed()) {
+        if constexpr (C.quantised()) {
           while (copies.left() > 0) put_in_order<0>(copies, columns);
         }
       });
@@ -164,11 +163,11 @@ class Sm90MoeDecode {
 
     TILEWISE_INLINE void consume(int32_t warpgroup) {
       ConsumerPlace<Pipe> place(shared_.pipe);
-      Choose<C.packed(), Packed, NoProduct> packed(shared_.scales);
+      Choose<C.quantised(), Quantised, NoProduct> product(shared_.scales);
       RingPlace<kTold> told;
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
         for_columns_of(tile, [&](auto columns) TILEWISE_INLINE_LAMBDA {
-          compute<decltype(columns)::value>(tile, place, packed, warpgroup * 64 * C.row_blocks);
+          compute<decltype(columns)::value>(tile, place, product, warpgroup * 64 * C.row_blocks);
         });
         if (tile.down || !tile.last) return;
         told.wait_empty(shared_.tiles_done);
@@ -203,10 +202,11 @@ class Sm90MoeDecode {
         }
       }
     }
-    TILEWISE_INLINE TileScales scales_of(const Tile& tile) const {
-      return tile.down ? TileScales(p_.down_scales, tile.group.expert, false, tile.index * C.block_m(), p_.shape.hidden)
-                       : TileScales(p_.gate_up_scales, tile.group.expert, C.gated != 0, tile.index * C.block_j(),
-                                    p_.shape.intermediate);
+    TILEWISE_INLINE TileScales<Machine, C> scales_of(const Tile& tile) const {
+      const bool gates = !tile.down && C.gated;
+      return {tile.down ? p_.down_scales : p_.gate_up_scales, tile.group.expert, gates,
+              tile.index * (tile.down ? C.block_m() : C.block_j()),
+              tile.down ? p_.shape.hidden : p_.shape.intermediate};
     }
 
     /// Block b of n has tiles b, b + n, ..., those of gate and up first.
@@ -283,36 +283,35 @@ class Sm90MoeDecode {
       }
     }
 
-    /// A row at a time, of 32 pieces.
-    TILEWISE_INLINE void load_whole_rows(const int32_t (&pair)[kHeldColumns], const Tile& tile, RowsTile<C.block_n>& to,
-                                         const RowTensor& from, int32_t k, int32_t depth) const {
-      const int32_t columns = columns_of(tile), lane = Machine::lane(), first = k + 8 * lane;
+    /// The same of rows that are looked up on the way: a lane would hold too many of them.
+    TILEWISE_INLINE void load_step(const int32_t (&pair)[kHeldColumns], const Tile& tile, RowsTile<C.block_n>& to,
+                                   const RowTensor& from, int32_t k, int32_t depth) const {
+      const int32_t columns = columns_of(tile), piece = Machine::lane() % kPieces, first = k + 8 * piece;
       const auto* const data = static_cast<const uint16_t*>(from.data) + first;
-      uint8_t* const to_chunk = to.bytes + lane / RowsTile<8>::kRowPieces * columns * kChunkRowBytes;
+      uint8_t* const to_chunk = to.bytes + piece / RowsTile<8>::kRowPieces * columns * kChunkRowBytes;
       TILEWISE_NO_UNROLL
-      for (int32_t column = 0; column < columns; ++column) {
+      for (int32_t column = Machine::lane() / kPieces; column < columns; column += kRowsAtOnce) {
         const int32_t own = pair_of_column<Machine>(pair, column), row = tile.down ? own : own / p_.shape.top_k;
         const bool there = own != kNobody && first < depth;
-        Machine::copy_async(to_chunk + RowsTile<8>::place_of(column, lane % RowsTile<8>::kRowPieces),
+        Machine::copy_async(to_chunk + RowsTile<8>::place_of(column, piece % RowsTile<8>::kRowPieces),
                             there ? data + row * from.row_stride : from.data, there);
       }
     }
     /// Hands the first rows over that are there, but for so many steps.
     template <int kLeft, class Copies>
     TILEWISE_INLINE void put_in_order(Copies& copies, int32_t columns) const {
-      order_for_packed<Machine>(shared_.stage[copies.template wait_landed<kLeft>()].rows.bytes, columns);
+      order_rows<Machine, C>(shared_.stage[copies.template wait_landed<kLeft>()].rows.bytes, columns);
       copies.hand_over();
     }
 
     template <int kColumns, class Product>
-    TILEWISE_INLINE void compute(const Tile& tile, ConsumerPlace<Pipe>& place, Product& packed,
+    TILEWISE_INLINE void compute(const Tile& tile, ConsumerPlace<Pipe>& place, Product& product,
                                  int32_t first_row) const {
       using Sums = Fragment<Ops, 16, kColumns>;
       Sums sums[C.row_blocks];
-      if constexpr (C.packed()) {
-        packed.template multiply<kColumns>(sums, place, scales_of(tile), first_row, steps_of(tile),
-                                           [&](uint32_t stage)
-                                               TILEWISE_INLINE_LAMBDA -> Stage& { return shared_.stage[stage]; });
+      if constexpr (C.quantised()) {
+        product.multiply(sums, place, scales_of(tile), first_row, steps_of(tile),
+                         [&](uint32_t stage) TILEWISE_INLINE_LAMBDA -> Stage& { return shared_.stage[stage]; });
       } else {
         multiply<kColumns>(sums, place, first_row, steps_of(tile));
       }

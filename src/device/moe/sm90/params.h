@@ -22,17 +22,23 @@ struct ExpertBias {
   }
 };
 
-/// Scales of packed weights, [num_experts, gate and up, size, columns] of bytes.
+/// Scales of quantised weights, [num_experts, blocks of rows, columns]. Gate's or up's value i has row
+/// gate * gate_rows + i * value_rows of the weights. Strides are in bytes.
 struct ExpertScales {
   const void* data;
-  int64_t expert_stride, gate_stride, row_stride, column_stride;
-  int32_t columns;  // of a row
-  int32_t in_runs;  // 1: they are a whole number of 16 bytes without gaps, and begin on one
+  const float* global;  // of nvfp4 each expert's factor
+  int64_t expert_stride, row_stride, column_stride;
+  int64_t global_stride;  // in floats
+  int32_t gate_rows, value_rows;
+  int32_t row_blocks, columns, scale_bytes;  // of an expert; scales of each; of a scale
+  int32_t in_runs;                           // 1: they are a whole number of 16 bytes without gaps, and begin on one
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("data", p.data), visit("expert_stride", p.expert_stride), visit("gate_stride", p.gate_stride);
-    visit("row_stride", p.row_stride), visit("column_stride", p.column_stride), visit("columns", p.columns);
+    visit("data", p.data), visit("global", p.global), visit("expert_stride", p.expert_stride);
+    visit("row_stride", p.row_stride), visit("column_stride", p.column_stride);
+    visit("global_stride", p.global_stride), visit("gate_rows", p.gate_rows), visit("value_rows", p.value_rows);
+    visit("row_blocks", p.row_blocks), visit("columns", p.columns), visit("scale_bytes", p.scale_bytes);
     visit("in_runs", p.in_runs);
   }
 };
@@ -123,7 +129,7 @@ struct MoeLayerParams {
 };
 
 /// The launch: a block for each multiprocessor, all of which must find room while no other launch waits for this one.
-/// hidden and intermediate are multiples of 8, of packed weights of 32. Where ids are held, pairs are at most
+/// hidden and intermediate are multiples of 8, of quantised weights of 16 bytes. Where ids are held, pairs are at most
 /// 32 * held_ids and tokens block_n.
 struct MoeDecodeParams {
   // [num_experts, intermediate / 8, gate and up, 8, hidden], boxes of [1, block_j / 8, 1 or 2, 8, 64]; of packed
@@ -134,7 +140,7 @@ struct MoeDecodeParams {
   PairTensor topk_ids, topk_weights;
   SortedPairs sorted;  // where ids are not held
   ExpertBias gate_up_bias, down_bias;
-  ExpertScales gate_up_scales, down_scales;  // of packed weights
+  ExpertScales gate_up_scales, down_scales;  // of quantised weights
   RowTensor x, h, parts, out;  // [tokens, hidden], [pairs, intermediate], [pairs, hidden], [tokens, hidden]
   uint32_t* counters;          // GridCounters' words, of as many counters as there can be groups
   ActivationNumbers numbers;

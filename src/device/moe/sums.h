@@ -4,7 +4,7 @@
 
 #include "device/moe/config.h"
 #include "device/moe/params.h"
-#include "device/product/direct_product.h"
+#include "device/product/product_of.h"
 #include "device/product/epilogue.h"
 #include "device/product/groups.h"
 

@@ -38,9 +38,9 @@ template <class Machine>
 TILEWISE_INLINE ActivationSlope gelu_tanh_slope(float x) {
   constexpr float kFactor = 1.59576912160573071175f, kCubic = 0.044715f;
   const Sigmoid s = sigmoid<Machine>(kFactor * (x + kCubic * x * x * x));
-  // Where the rest is 0 the square may be infinite.
+  // Where the rest is 0 the square may be infinite. An infinite x has no derivative: NaN.
   const float steep = s.of * s.rest;
-  return {x * s.of, s.of + (steep == 0.0f ? 0.0f : x * steep * kFactor * (1.0f + 3.0f * kCubic * x * x))};
+  return {x * s.of, s.of + (steep == 0.0f ? 0.0f * x : x * steep * kFactor * (1.0f + 3.0f * kCubic * x * x))};
 }
 
 template <class Machine, ActivationKind kKind>

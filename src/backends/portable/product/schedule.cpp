@@ -123,7 +123,7 @@ void set_direct(ProductConfig& c, std::int64_t rows, std::int64_t columns, std::
 }
 
 void set_streamed(ProductConfig& c, std::int64_t rows, std::int64_t depth, const DeviceTraits& traits) {
-  constexpr std::int32_t kRows = 16, kColumns = 16, kLineLanes = 4;
+  constexpr std::int32_t kRows = 16, kColumns = 16, kLineLanes = 4;  // see device/product/stream_product.h
   const std::int32_t run = 128 / device::bits_of_product_type(c.b.type), step = kLineLanes * run;
   if (traits.family != gpu::Family::sm80 || c.in_f32() || rows > kRows || depth % run != 0) return;
   if (c.a.type != c.element || c.a.transposed != 0 || c.a.vectors == 0 || c.a.scale_use != device::kScaleNever) return;
@@ -134,7 +134,7 @@ void set_streamed(ProductConfig& c, std::int64_t rows, std::int64_t depth, const
   c.right = device::kRightStreamed;
   c.block_m = rows <= kRows / 2 ? kRows / 2 : kRows;
   c.block_n = kColumns;
-  c.waves = c.waves_n = 8;
+  c.waves = c.waves_n = widened ? 8 : 4;
   c.block_k = widened ? step : 2 * step;
   c.stages = widened ? 2 : 3;
 }

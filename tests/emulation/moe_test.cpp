@@ -27,7 +27,9 @@ void check(std::string_view way, const std::string& text) {
 constexpr std::string_view kFew = "weights streamed, 64 rows by up to 8",
                            kMore = "weights streamed, 128 rows by up to 16",
                            kSorted = "pairs sorted; weights streamed, 128 rows by up to 64",
-                           kMany = "pairs sorted; rows gathered; tiles of 128";
+                           kMany = "pairs sorted; rows gathered; tiles of 128",
+                           kQuantised = "weights streamed, 128 rows by up to 8",
+                           kSortedQuantised = "pairs sorted; weights streamed, 128 rows by up to 32";
 
 TEST(EmulatedMoe, EveryWay) {
   check(kFew, "dtype=bf16 tokens=1 hidden=136 intermediate=72 num_experts=8 top_k=2");
@@ -52,6 +54,20 @@ TEST(EmulatedMoe, EveryOption) {
   }
 }
 
+TEST(EmulatedMoe, EveryFormatOfWeights) {
+  for (const std::string format : {"mxfp4", "nvfp4", "fp8_128x128"}) {
+    const std::string few = concat("tokens=5 hidden=288 intermediate=160 num_experts=5 top_k=3 w_format=", format),
+                      more = concat("tokens=13 hidden=96 intermediate=320 num_experts=5 top_k=4 w_format=", format),
+                      sorted = concat("tokens=40 hidden=160 intermediate=96 num_experts=7 top_k=3 w_format=", format);
+    check(kQuantised, concat(few, " dtype=bf16"));
+    check(kQuantised, concat(few, " dtype=f16 gate=interleaved activation=swiglu_oai clamp=before gate_up_bias=bf16"));
+    check(kQuantised, concat(few, " dtype=bf16 gate=none activation=relu_squared down_bias=f32 weight_on_input=1"));
+    check(kMore, concat(more, " dtype=bf16 ids_dtype=i64 first_expert=8"));
+    check(kSortedQuantised, concat(sorted, " dtype=bf16 gate=interleaved"));
+    check(kSortedQuantised, concat(sorted, " dtype=f16"));
+  }
+}
+
 TEST(EmulatedMoe, WithoutTokens) { check("", "dtype=bf16 tokens=0 hidden=72 intermediate=40 num_experts=3 top_k=2"); }
 
 std::string reason_of(const std::string& text) {
@@ -69,6 +85,7 @@ TEST(EmulatedMoe, RefusesWithAReasonAndIsNeverChosenUnasked) {
   EXPECT_EQ(reason_of("dtype=bf16 hidden=60 num_experts=8" + sizes), "hidden must be a multiple of 8 (got 60)");
   EXPECT_EQ(reason_of("dtype=bf16 hidden=64 num_experts=300" + sizes),
             "num_experts must be <= 256 with tokens=20 (got 300)");
+  EXPECT_EQ(reason_of("dtype=bf16 hidden=64 num_experts=8 w_format=mxfp8" + sizes), "does not support mxfp8");
 }
 
 }  // namespace

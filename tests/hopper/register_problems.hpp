@@ -172,11 +172,21 @@ inline std::vector<std::string> expert_problems(Registers registers) {
                         " hidden=2880 intermediate=2880 num_experts=32 top_k=4 gate=interleaved "
                         "activation=swiglu_oai clamp=before gate_up_bias=bf16 down_bias=bf16";
   if (registers == Registers::sampled) {
-    return {"dtype=bf16 tokens=1" + qwen, "dtype=bf16 tokens=256" + wide, "dtype=bf16 tokens=16384" + wide,
-            "dtype=bf16 tokens=16384" + gpt_oss};
+    return {"dtype=bf16 tokens=1" + qwen,
+            "dtype=bf16 tokens=256" + wide,
+            "dtype=bf16 tokens=16384" + wide,
+            "dtype=bf16 tokens=16384" + gpt_oss,
+            "dtype=bf16 tokens=1 w_format=mxfp4" + gpt_oss,
+            "dtype=bf16 tokens=64 w_format=nvfp4" + qwen};
   }
-  return {"dtype=f16 tokens=16" + qwen, "dtype=bf16 tokens=16384" + qwen, "dtype=bf16 tokens=2" + gpt_oss,
-          "dtype=bf16 tokens=64" + gpt_oss, "dtype=f16 tokens=4096 weight_on_input=1 gate=none activation=gelu" + qwen};
+  return {"dtype=f16 tokens=16" + qwen,
+          "dtype=bf16 tokens=16384" + qwen,
+          "dtype=bf16 tokens=2" + gpt_oss,
+          "dtype=bf16 tokens=64" + gpt_oss,
+          "dtype=f16 tokens=64 w_format=mxfp4" + gpt_oss,
+          "dtype=bf16 tokens=16 w_format=fp8_128x128" + wide,
+          "dtype=f16 tokens=64 w_format=fp8_128x128" + wide,
+          "dtype=f16 tokens=4096 weight_on_input=1 gate=none activation=gelu" + qwen};
 }
 
 /// Each tile, and what options add.

@@ -15,8 +15,7 @@ class RowCopies {
   static_assert(kStages >= kWarps, "a warp knows by its own last stage that a barrier is at most one phase behind");
 
  public:
-  TILEWISE_INLINE RowCopies(Pipe& pipe, int32_t turn)
-      : ring_(pipe.ring), next_(static_cast<uint32_t>(turn)), landed_(next_) {}
+  TILEWISE_INLINE RowCopies(Pipe& pipe, int32_t turn) : ring_(pipe.ring), next_(static_cast<uint32_t>(turn)) {}
 
   /// Returns the first of a tile's steps, each a stage, that is this warp's; the others are kWarps further each.
   TILEWISE_INLINE int32_t skip_to_own(int32_t steps) {
@@ -34,33 +33,11 @@ class RowCopies {
   TILEWISE_INLINE void commit() {
     ring_.full[ring_place<kStages>(next_).stage].arrive_after_copies();
     next_ += kWarps;
-    landed_ += kWarps;
   }
 
-  /// The other way, of stages that lanes change before anybody sees them: closes a group of copies, and goes on.
-  TILEWISE_INLINE void leave() {
-    Machine::commit_copies();
-    next_ += kWarps;
-  }
-  /// How many have been left and not handed over.
-  TILEWISE_INLINE int32_t left() const { return static_cast<int32_t>(next_ - landed_) / kWarps; }
-  /// Returns the first of them, once no more than kLeft others are under way.
-  template <int kLeft>
-  TILEWISE_INLINE uint32_t wait_landed() const {
-    Machine::template wait_copies<kLeft>();
-    Machine::wave_sync();
-    return ring_place<kStages>(landed_).stage;
-  }
-  /// Hands it over, which the matrix unit reads.
-  TILEWISE_INLINE void hand_over() {
-    Machine::fence_shared_writes();
-    arrive_as_lanes(ring_.full[ring_place<kStages>(landed_).stage]);
-    landed_ += kWarps;
-  }
-
- private:
+ protected:
   Ring<Machine, kStages>& ring_;
-  uint32_t next_, landed_, passed_ = 0;  // stages, counted from the first
+  uint32_t next_, passed_ = 0;  // stages, counted from the first
 };
 
 }  // namespace tilewise::device

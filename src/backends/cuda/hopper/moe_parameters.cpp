@@ -85,14 +85,15 @@ void visit_bias(const Params& p, const ExpertBias& t, std::string_view name, std
 /// Strides of scales are in bytes.
 void visit_scales(const device::MoeDecodeParams& p, const ExpertScales& t, std::string_view name,
                   std::string_view global, const RegionVisitor& visit) {
-  visit_pointer(
-      p, t.data,
-      {.name = name,
-       .access = Access::read,
-       .outer = {{{p.shape.num_experts, t.expert_stride}, {t.row_blocks, t.row_stride}, {t.columns, t.column_stride}}},
-       .rank = 3,
-       .row = t.scale_bytes},
-      visit);
+  Region scales{.name = name, .access = Access::read};
+  scales.outer = {{{p.shape.num_experts, t.expert_stride}, {t.row_blocks, t.row_stride}, {t.columns, t.column_stride}}};
+  scales.rank = 3;
+  scales.row = t.scale_bytes;
+  if (t.in_runs != 0) {
+    scales.row = static_cast<std::int64_t>(scales.bytes());
+    scales.rank = 0;
+  }
+  visit_pointer(p, t.data, scales, visit);
   visit_pointer(p, t.global,
                 {.name = global,
                  .access = Access::read,

@@ -6,12 +6,12 @@
 #include "device/moe/sm90/combine.h"
 #include "device/moe/sm90/config.h"
 #include "device/moe/sm90/decode_store.h"
+#include "device/moe/sm90/ordered_rows.h"
 #include "device/moe/sm90/pairs.h"
 #include "device/moe/sm90/quantised.h"
 #include "device/sm90/grid_counters.h"
 #include "device/sm90/load.h"
 #include "device/sm90/roles.h"
-#include "device/sm90/row_copies.h"
 
 namespace tilewise::device {
 
@@ -26,6 +26,7 @@ class Sm90MoeDecode {
     RowsTile<C.block_n> rows;
   };
   using Pipe = Pipeline<Machine, C.stages>;
+  using Copies = Choose<C.quantised(), OrderedRowCopies<Machine, C, Pipe>, RowCopies<Pipe, kRowWarps>>;
   using Pairs = Choose<C.held_ids != 0, HeldPairs<Machine, maximum(C.held_ids, 1)>,
                        ReadPairs<Machine, C.held_experts, C.block_n, C.block_n>>;
   using Tile = MoeDecodeTile;
@@ -33,14 +34,11 @@ class Sm90MoeDecode {
     TILEWISE_INLINE explicit NoProduct(NoShared&) {}
   };
   static constexpr int kConsumerThreads = C.consumers * kWarpgroupThreads, kConsumersMeet = 1;
-  static constexpr int kRowWarps = 2, kTold = 4;
+  static constexpr int kTold = 4;
   // Producers look ids up, and consumers hold no large products.
   static constexpr RoleRegisters kRegisters = C.consumers == 1 ? RoleRegisters{128, 248} : RoleRegisters{96, 200};
   // Of a row in a stage, 16 bytes each; the rows that a warp copies at once, and how often.
   static constexpr int kPieces = C.depth / 8, kRowsAtOnce = 32 / kPieces, kCopies = C.block_n / kRowsAtOnce;
-  // Stages whose rows are on their way while those of one are put in order. Consumers keep one until they have the
-  // next.
-  static constexpr int kAhead = minimum(2, (C.stages - 2) / kRowWarps);
   static constexpr int kHeldColumns = ceil_div(C.block_n, 32);  // of a tile's, that a lane looks up
   static_assert(C.block_n % 8 == 0 && (C.block_n & (C.block_n - 1)) == 0);
   static_assert(!C.quantised() || C.weight_columns() == kChunkRowBytes);
@@ -63,6 +61,15 @@ class Sm90MoeDecode {
       if constexpr (C.quantised()) shared.scales.ring.init(kWarpArrivals, 4 * C.consumers);
       Machine::publish_barriers();
       Machine::prefetch_map(p.gate_up_map), Machine::prefetch_map(p.down_map);
+    }
+    if constexpr (C.quantised()) {
+      // Nobody copies rows that a tile has not, and the matrix unit reads them.
+      for (Stage& stage : shared.stage) {
+        for (int32_t at = 16 * Machine::thread(); at < stage.rows.kBytes; at += 16 * C.threads()) {
+          Machine::store_shared(reinterpret_cast<Chunk*>(stage.rows.bytes + at), Chunk{});
+        }
+      }
+      Machine::fence_shared_writes();
     }
     meet_cluster<Machine, 1>();
     let_next_step_begin<Machine>();
@@ -127,12 +134,18 @@ class Sm90MoeDecode {
     /// The stages' rows, of two warps in turn.
     TILEWISE_INLINE void load_rows(int32_t turn) {
       const GridCounters<Machine> counters(p_.counters);
-      RowCopies<Pipe, kRowWarps> copies(shared_.pipe, turn);
+      Copies copies(shared_.pipe, turn);
+      [[maybe_unused]] const auto rows_of = [&](uint32_t stage) TILEWISE_INLINE_LAMBDA->RowsTile<C.block_n>& {
+        return shared_.stage[stage].rows;
+      };
       int32_t ready = kNobody;  // the group whose h is known to be there
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
         int32_t row[C.quantised() ? kHeldColumns : kCopies];
         if constexpr (C.quantised()) {
           look_up(row, tile);
+          if (!tile.down) rows_of_pairs(row);
+          // Their own h may be what others wait for.
+          if (tile.down && ready == kNobody) copies.hand_over_all(rows_of);
         } else {
           rows_to_copy(row, tile);
         }
@@ -147,18 +160,15 @@ class Sm90MoeDecode {
         for (int32_t step = copies.skip_to_own(steps); step < steps; step += kRowWarps) {
           auto& to = shared_.stage[copies.begin()].rows;
           if constexpr (C.quantised()) {
-            load_step(row, tile, to, from, step * C.depth, depth);
-            copies.leave();
-            if (copies.left() > kAhead) put_in_order<kAhead>(copies, columns);
+            load_quantised_rows<Machine, C>(to, row, tile.group.count, from, step * C.depth, depth);
+            copies.leave(tile.group.count, rows_of);
           } else {
             load_step(row, columns, to, from, step * C.depth, depth);
             copies.commit();
           }
         }
-        if constexpr (C.quantised()) {
-          while (copies.left() > 0) put_in_order<0>(copies, columns);
-        }
       });
+      if constexpr (C.quantised()) copies.hand_over_all(rows_of);
     }
 
     TILEWISE_INLINE void consume(int32_t warpgroup) {
@@ -264,8 +274,9 @@ class Sm90MoeDecode {
       for (int i = 0; i < kCopies; ++i) {
         const int32_t column = i * kRowsAtOnce + Machine::lane() / kPieces;
         const int32_t own = pair_of_column<Machine>(pair, column);
-        row[i] = tile.down || own == kNobody ? own : own / p_.shape.top_k;
+        row[i] = own;
       }
+      if (!tile.down) rows_of_pairs(row);
     }
     /// Columns without a row, and what lies behind a row, become zeros.
     TILEWISE_INLINE void load_step(const int32_t (&row)[kCopies], int32_t columns, RowsTile<C.block_n>& to,
@@ -283,25 +294,10 @@ class Sm90MoeDecode {
       }
     }
 
-    /// The same of rows that are looked up on the way: a lane would hold too many of them.
-    TILEWISE_INLINE void load_step(const int32_t (&pair)[kHeldColumns], const Tile& tile, RowsTile<C.block_n>& to,
-                                   const RowTensor& from, int32_t k, int32_t depth) const {
-      const int32_t columns = columns_of(tile), piece = Machine::lane() % kPieces, first = k + 8 * piece;
-      const auto* const data = static_cast<const uint16_t*>(from.data) + first;
-      uint8_t* const to_chunk = to.bytes + piece / RowsTile<8>::kRowPieces * columns * kChunkRowBytes;
-      TILEWISE_NO_UNROLL
-      for (int32_t column = Machine::lane() / kPieces; column < columns; column += kRowsAtOnce) {
-        const int32_t own = pair_of_column<Machine>(pair, column), row = tile.down ? own : own / p_.shape.top_k;
-        const bool there = own != kNobody && first < depth;
-        Machine::copy_async(to_chunk + RowsTile<8>::place_of(column, piece % RowsTile<8>::kRowPieces),
-                            there ? data + row * from.row_stride : from.data, there);
-      }
-    }
-    /// Hands the first rows over that are there, but for so many steps.
-    template <int kLeft, class Copies>
-    TILEWISE_INLINE void put_in_order(Copies& copies, int32_t columns) const {
-      order_rows<Machine, C>(shared_.stage[copies.template wait_landed<kLeft>()].rows.bytes, columns);
-      copies.hand_over();
+    template <int kCount>
+    TILEWISE_INLINE void rows_of_pairs(int32_t (&pair)[kCount]) const {
+      TILEWISE_UNROLL
+      for (int32_t& own : pair) own = own == kNobody ? kNobody : own / p_.shape.top_k;
     }
 
     template <int kColumns, class Product>

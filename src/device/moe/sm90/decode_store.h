@@ -16,15 +16,6 @@ struct MoeDecodeTile {
   int32_t last;    // of the rows that these weights are multiplied with
 };
 
-/// Of any column: registers are chosen by constants.
-template <class Machine, int kCount>
-TILEWISE_INLINE int32_t pair_of_column(const int32_t (&pair)[kCount], int32_t column) {
-  int32_t own = pair[0];
-  TILEWISE_UNROLL
-  for (int i = 1; i < kCount; ++i) own = column / 32 == i ? pair[i] : own;
-  return Machine::shuffle(own, column % 32);
-}
-
 /// pair: lane l has those of columns l, l + 32, ... row: the tile's first one of this warpgroup's 64.
 template <class Machine, MoeDecodeConfig C>
 class MoeDecodeStore {

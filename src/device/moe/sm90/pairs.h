@@ -148,4 +148,13 @@ class ReadPairs {
   int32_t own_ = 0, before_, groups_;  // groups of this lane's experts, of those before, of all
 };
 
+/// What lanes hold of columns l, l + 32, ..., of any column: registers are chosen by constants.
+template <class Machine, int kCount>
+TILEWISE_INLINE int32_t pair_of_column(const int32_t (&pair)[kCount], int32_t column) {
+  int32_t own = pair[0];
+  TILEWISE_UNROLL
+  for (int i = 1; i < kCount; ++i) own = column / 32 == i ? pair[i] : own;
+  return Machine::shuffle(own, column % 32);
+}
+
 }  // namespace tilewise::device

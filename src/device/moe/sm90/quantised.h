@@ -92,31 +92,6 @@ struct WeightCodes<Machine, C> {
   }
 };
 
-/// Puts rows of a stage in the order in which lanes widen weights, where they are. `rows`: of the tile.
-template <class Machine, MoeDecodeConfig C>
-TILEWISE_INLINE void order_rows(uint8_t* tile, int32_t rows) {
-  using Row = SwizzledTile<8, 64>;
-  constexpr int kPieces = C.depth / 8, kUnits = kPieces / 4;  // of 16 bytes; four of them each, kUnits apart
-  for (int32_t i = Machine::lane(); i < rows * kUnits; i += 32) {
-    const int32_t row = i / kUnits, unit = i % kUnits;
-    uint8_t* at[4];
-    Chunk from[4];
-    TILEWISE_UNROLL
-    for (int t = 0; t < 4; ++t) {
-      const int32_t piece = kUnits * t + unit;
-      at[t] = tile + piece / Row::kRowPieces * rows * kChunkRowBytes + Row::place_of(row, piece % Row::kRowPieces);
-      from[t] = Machine::template load_shared<Chunk>(at[t]);
-    }
-    TILEWISE_UNROLL
-    for (int to = 0; to < 4; ++to) {
-      Chunk ordered;
-      TILEWISE_UNROLL
-      for (int t = 0; t < 4; ++t) ordered.word[t] = WeightCodes<Machine, C>::order(from[t], to);
-      Machine::store_shared(reinterpret_cast<Chunk*>(at[to]), ordered);
-    }
-  }
-}
-
 /// Products of quantised weights, by a warpgroup.
 template <class Machine, MoeDecodeConfig C>
 class QuantisedProduct {
@@ -222,7 +197,7 @@ class QuantisedProduct {
       // ptxas has products wait for one another where their operands are made without a branch behind.
       Machine::order_after(__builtin_bit_cast(float, to[kBatch - 1].word[3] & 0x7FFFFFFFu));
     }
-    using Rows = SwizzledTile<Sums::kCols, C.depth>;
+    using Rows = SwizzledTile<C.block_n, C.depth>;
     Machine::wgmma_fence();
     TILEWISE_UNROLL
     for (int s = 0; s < kBatch; ++s) {

@@ -378,6 +378,7 @@ void compute_quantised(unsigned seed) {
   compute<quantised_config(W, 8, 1, 4)>({5, 3, 1184, 96, 3}, 3, seed + 1);
   compute<quantised_config(W, 16, 2, 5, 2)>({11, 4, 320, 160, 5}, 2, seed + 2, true);
   compute<quantised_config(W, 32, 2, 3, 2, 2)>({21, 2, 288, 288, 3}, 2, seed + 3);
+  compute<quantised_config(W, 8, 1, 3, 3)>({4, 2, 288, 224, 3}, 2, seed + 5);
   compute<quantised_config(W, 16, 0, 6)>({150, 2, 160, 96, 9}, 3, seed + 4);
 }
 TEST(HopperMoeDecode, WidensMxfp4) { compute_quantised<kMoeMxfp4>(50); }

@@ -36,7 +36,9 @@ class Sm90MoeDecode {
   static constexpr int kConsumerThreads = C.consumers * kWarpgroupThreads, kConsumersMeet = 1;
   static constexpr int kTold = 4;
   // Producers look ids up, and consumers hold no large products.
-  static constexpr RoleRegisters kRegisters = C.consumers == 1 ? RoleRegisters{128, 248} : RoleRegisters{96, 200};
+  static constexpr RoleRegisters kRegisters = C.consumers == 1   ? RoleRegisters{128, 248}
+                                              : C.consumers == 2 ? RoleRegisters{96, 200}
+                                                                 : RoleRegisters{80, 144};
   // Of a row in a stage, 16 bytes each; the rows that a warp copies at once, and how often.
   static constexpr int kPieces = C.depth / 8, kRowsAtOnce = 32 / kPieces, kCopies = C.block_n / kRowsAtOnce;
   static constexpr int kHeldColumns = ceil_div(C.block_n, 32);  // of a tile's, that a lane looks up

@@ -1,6 +1,6 @@
-// The row of the dispatch table for whole expert layers on Hopper's own instructions: forward, weights and rows of 16
-// bits. Few tokens take one launch that streams weights, more a sort before it, and many a sort, a gather and a launch
-// in clusters.
+// The row of the dispatch table for whole expert layers on Hopper's own instructions: forward, rows of 16 bits. Few
+// tokens take one launch that streams weights, of 16 bits or quantised, more a sort before it, and many a sort, a
+// gather and a launch in clusters, with weights of 16 bits.
 #pragma once
 
 #include <memory>

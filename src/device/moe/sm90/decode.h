@@ -1,6 +1,7 @@
 // A whole expert layer in one launch, for few rows. Weights are M of every product and an expert's rows are N, so that
 // a tile streams 64 rows of weights or more for 8 to 128 rows of x. All blocks do tiles of gate and up first and tiles
 // of down then; weights of these are on their way while h is not yet there. Parts are summed last, in the same launch.
+// Quantised weights are widened in registers, see quantised.h.
 #pragma once
 
 #include "device/moe/sm90/combine.h"

@@ -72,7 +72,10 @@ struct ProductConfig {
   }
   /// Bytes of a block's shared memory.
   [[nodiscard]] constexpr uint32_t shared_bytes() const {
-    if (right == kRightStreamed) return static_cast<uint32_t>(waves * block_m * (block_n + kFloatPadding)) * 4;
+    if (right == kRightStreamed) {
+      const int32_t rows = stages * block_k * 2, sums = (block_n + kFloatPadding) * 4;
+      return static_cast<uint32_t>(waves * block_m * (rows > sums ? rows : sums));
+    }
     const int32_t staged = right == kRightDirect ? block_m : block_m + block_n;
     const uint32_t rows = static_cast<uint32_t>(staged + (in_f32() ? 2 * kFloatPadding : 0));
     return static_cast<uint32_t>(stages) * rows * static_cast<uint32_t>(block_k) * (in_f32() ? 4 : 2);

@@ -1,8 +1,8 @@
-// Products of few rows, which read next to nothing but the second operand: it goes from memory straight to the registers
-// of mma.sync, 16 bytes of a row at a time. Waves share the block's rows and columns and take turns along the depth, so
-// none waits for another before their sums are added up. A lane's 16 bytes are adjacent elements where an instruction
-// wants pairs that are 8 apart: both operands are permuted alike, and sums don't care. For operands whose lines have
-// whole runs, the first one of 16-bit elements.
+// Products of few rows, which read next to nothing but the second operand: it goes from memory straight to the
+// registers of mma.sync, 16 bytes of a row at a time. Waves share the block's rows and columns and take turns along the
+// depth, each with the rows of its own turns in shared memory, so none waits for another before their sums are added
+// up. A lane's 16 bytes are adjacent elements where an instruction wants pairs that are 8 apart: both operands are
+// permuted alike, and sums don't care. For operands whose lines have whole runs, the first one of 16-bit elements.
 #pragma once
 
 #include "device/product/product.h"
@@ -66,6 +66,7 @@ class StreamProduct {
   /// Of a lane in a step: of rows, and of its elements.
   static constexpr int kScaleGroups = kScaled ? kGroups : 1, kScales = kScaled ? ceil_div(kRun, C.b.scale_depth) : 1;
   static constexpr int kStride = C.waves * C.block_k;  // from a wave's turn to its next one
+  static constexpr int kRowChunks = C.block_k / kChunk, kCopies = C.block_m * kRowChunks / Machine::kLanes;
   static_assert(C.a.type == C.element && !C.a.transposed && C.a.scale_use == kScaleNever && C.a.vectors != 0);
   static_assert(!C.b.transposed && C.b.vectors != 0 && C.b.halves == 0 && C.block_k % kStep == 0);
   static_assert(kHalves == 1 || kHalves == 2, "rows of one instruction");
@@ -73,24 +74,33 @@ class StreamProduct {
   static_assert(!kHasScales || (kStride % C.b.scale_depth == 0 && (kSteps == 1 || kStep % C.b.scale_depth == 0)));
   static_assert(!kScaledSums || (C.b.scale_depth % kStep == 0 && C.b.scale_rows % C.block_n == 0));
 
+  /// A turn's rows of a. Eight lanes of two rows read chunks that lie in banks of their own.
+  struct Rows {
+    Chunk chunk[C.block_m][kRowChunks];
+    TILEWISE_INLINE Chunk* at(int row, int index) {
+      constexpr int kOddRow = kChunks == 1 ? 4 : 1;
+      const int turned = index ^ (row % 2 * kOddRow) ^ (kChunks == 4 ? index / 8 % 2 * 2 : 0);
+      return &chunk[row][turned];
+    }
+  };
   /// What a lane has of a turn.
   struct Held {
-    Chunk a[kSteps][kChunks][kHalves];
     Chunk b[kSteps][kGroups];
     float scale[kSteps][kScaleGroups][kScales];
   };
   /// Where a lane's next turn begins. What several stages ahead of it is a constant away.
   struct Cursor {
-    const uint8_t *a[kHalves], *b[kGroups];
+    const uint8_t *a[kCopies], *b[kGroups];
     int64_t scale[kScaleGroups], scale_stride;
     const void* scales;
     int64_t left;  // of the depth, from the wave's first element on
-    bool has_row[kHalves];
+    int32_t rows;  // of a
   };
 
  public:
   using Sums = JoinedSums<Ops, C>;
-  struct Shared {
+  union Shared {
+    Rows rows[C.waves][C.stages];
     float sum[C.waves][C.block_m][C.block_n + C.kFloatPadding];
   };
 
@@ -100,16 +110,26 @@ class StreamProduct {
     if (begin >= end) return;
     Accumulator part[kGroups]{};
     Cursor at = cursor(a, b, begin, end);
+    Rows* const rows = shared.rows[Machine::wave()];
     Held held[C.stages];
-    for_each_index<0, C.stages>([&](auto stage) { load<decltype(stage)::value>(held[decltype(stage)::value], at); });
+    for_each_index<0, C.stages>([&](auto index) {
+      constexpr int kStage = decltype(index)::value;
+      load<kStage>(held[kStage], rows[kStage], at);
+    });
     TILEWISE_NO_UNROLL
     while (at.left > 0) {
       advance(at);
-      for_each_index<0, C.stages>([&](auto stage) {
-        multiply(part, held[decltype(stage)::value]);
-        load<decltype(stage)::value>(held[decltype(stage)::value], at);
+      for_each_index<0, C.stages>([&](auto index) {
+        constexpr int kStage = decltype(index)::value;
+        Machine::template wait_copies<C.stages - 1>();
+        Machine::wave_sync();
+        multiply(part, held[kStage], rows[kStage]);
+        Machine::wave_sync();
+        load<kStage>(held[kStage], rows[kStage], at);
       });
     }
+    Ops::finish_copies();
+    Machine::barrier();  // sums take the place of rows
     join(shared, part, sums);
   }
 
@@ -121,13 +141,10 @@ class StreamProduct {
     const int64_t depth = begin + Machine::wave() * C.block_k, own = depth + line_lane() * kRun;
     Cursor at;
     at.scales = b.scales, at.scale_stride = b.scale_depth_stride;
-    at.left = end - depth;
-    TILEWISE_UNROLL
-    for (int h = 0; h < kHalves; ++h) {
-      const int row = kGroupRows * h + group_row();
-      at.has_row[h] = row < a.rows;
-      at.a[h] = a.data + memory_row<Machine, C.a>(a, row) * a.line_stride + 2 * own;
-    }
+    at.left = end - depth, at.rows = a.rows;
+    for_each_copy([&](int i, int row, int chunk) {
+      at.a[i] = a.data + memory_row<Machine, C.a>(a, row) * a.line_stride + 2 * (depth + chunk * kChunk);
+    });
     TILEWISE_UNROLL
     for (int g = 0; g < kGroups; ++g) {
       const int64_t line = memory_row<Machine, C.b>(b, kGroupRows * g + group_row());
@@ -151,9 +168,25 @@ class StreamProduct {
     }
   }
 
+  /// visit(i, row, chunk) of the chunks of a turn's rows that this lane copies.
+  template <class Visit>
+  TILEWISE_INLINE static void for_each_copy(const Visit& visit) {
+    TILEWISE_UNROLL
+    for (int i = 0; i < kCopies; ++i) {
+      const int unit = Machine::lane() + i * Machine::kLanes;
+      visit(i, unit / kRowChunks, unit % kRowChunks);
+    }
+  }
+
+  /// Zeros behind the end, and in rows that a does not have.
   template <int kStage>
-  TILEWISE_INLINE static void load(Held& to, const Cursor& at) {
+  TILEWISE_INLINE static void load(Held& to, Rows& rows, const Cursor& at) {
     constexpr int kAhead = kStage * kStride;
+    for_each_copy([&](int i, int row, int chunk) {
+      const bool valid = row < at.rows && kAhead + chunk * kChunk < at.left;
+      Machine::copy_async(rows.at(row, chunk), valid ? at.a[i] + 2 * kAhead : at.a[0], valid);
+    });
+    Machine::commit_copies();
     const auto all = [](int) { return true; };
     if (at.left >= kAhead + C.block_k) {
       load_valid<kAhead>(to, at, all);
@@ -163,7 +196,6 @@ class StreamProduct {
     }
   }
 
-  /// Of a, zeros in rows that it does not have.
   template <int kAhead, class Valid>
   TILEWISE_INLINE static void load_valid(Held& to, const Cursor& at, const Valid& valid) {
     TILEWISE_UNROLL
@@ -176,15 +208,6 @@ class StreamProduct {
       TILEWISE_UNROLL
       for (int g = 0; g < kGroups; ++g) {
         to.b[step][g] = Machine::load_stream(at.b[g] + bytes_of_elements<C.b>(depth));
-      }
-      TILEWISE_UNROLL
-      for (int h = 0; h < kHalves; ++h) {
-        TILEWISE_UNROLL
-        for (int i = 0; i < kChunks; ++i) {
-          to.a[step][i][h] = Chunk{};
-          if (!at.has_row[h]) continue;
-          to.a[step][i][h] = Machine::load_global(reinterpret_cast<const Chunk*>(at.a[h] + 2 * depth) + i);
-        }
       }
     }
   }
@@ -200,33 +223,36 @@ class StreamProduct {
     }
   }
 
-  TILEWISE_INLINE static void multiply(Accumulator (&to)[kGroups], const Held& held) {
+  TILEWISE_INLINE static void multiply(Accumulator (&to)[kGroups], const Held& held, Rows& rows) {
     TILEWISE_UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      uint32_t left[kChunks][2][4];
-      TILEWISE_UNROLL
-      for (int i = 0; i < kChunks; ++i) {
+      Accumulator part[kGroups]{};
+      for_each_index<0, kChunks>([&](auto index) {
+        constexpr int kIndex = decltype(index)::value;
+        uint32_t left[2][4];
         TILEWISE_UNROLL
         for (int h = 0; h < 2; ++h) {
-          const Chunk rows = h < kHalves ? ordered(held.a[step][i][h < kHalves ? h : 0]) : Chunk{};
+          Chunk own{};
+          if (h < kHalves) {
+            const int chunk = (step * kLineLanes + line_lane()) * kChunks + kIndex;
+            own = ordered(Machine::template load_shared<Chunk>(rows.at(kGroupRows * h + group_row(), chunk)));
+          }
           TILEWISE_UNROLL
-          for (int word = 0; word < 4; ++word) left[i][word / 2][h + 2 * (word % 2)] = rows.word[word];
+          for (int word = 0; word < 4; ++word) left[word / 2][h + 2 * (word % 2)] = own.word[word];
         }
-      }
-      TILEWISE_UNROLL
-      for (int g = 0; g < kGroups; ++g) {
-        Chunk right[kChunks];
-        widen(right, held.b[step][g], held.scale[step][kScaled ? g : 0]);
-        Accumulator part{};
-        Accumulator& sum = kScaledSums ? part : to[g];
         TILEWISE_UNROLL
-        for (int i = 0; i < kChunks; ++i) {
-          Machine::template mma<C.element>(sum, left[i][0], right[i].word[0], right[i].word[1]);
-          Machine::template mma<C.element>(sum, left[i][1], right[i].word[2], right[i].word[3]);
+        for (int g = 0; g < kGroups; ++g) {
+          const Chunk right = widened<kIndex>(held.b[step][g], held.scale[step][kScaled ? g : 0]);
+          Accumulator& sum = kScaledSums ? part[g] : to[g];
+          Machine::template mma<C.element>(sum, left[0], right.word[0], right.word[1]);
+          Machine::template mma<C.element>(sum, left[1], right.word[2], right.word[3]);
         }
-        if constexpr (kScaledSums) {
+      });
+      if constexpr (kScaledSums) {
+        TILEWISE_UNROLL
+        for (int g = 0; g < kGroups; ++g) {
           TILEWISE_UNROLL
-          for (int i = 0; i < 4; ++i) to[g][i] = fused_multiply_add(part[i], held.scale[step][0][0], to[g][i]);
+          for (int i = 0; i < 4; ++i) to[g][i] = fused_multiply_add(part[g][i], held.scale[step][0][0], to[g][i]);
         }
       }
     }
@@ -248,44 +274,33 @@ class StreamProduct {
     }
   }
 
-  /// A lane's 16 bytes as elements, times their scales where these go into elements.
-  TILEWISE_INLINE static void widen(Chunk (&to)[kChunks], const Chunk& run, const float (&scale)[kScales]) {
+  /// 8 elements of a lane's 16 bytes, times their scale where it goes into elements.
+  template <int kIndex>
+  TILEWISE_INLINE static Chunk widened(const Chunk& run, const float (&scale)[kScales]) {
+    const float factor = scale[kScaled && kScales > 1 ? kIndex * kChunk / C.b.scale_depth : 0];
     if constexpr (C.b.type == C.element) {
-      to[0] = run;
+      return run;
     } else if constexpr (C.b.type == kProductE4m3) {
       const WideRun<Machine, C.element> wide(run);
-      to[0] = wide.first, to[1] = wide.second;
+      const Chunk chunk = kIndex == 0 ? wide.first : wide.second;
+      return kScaled ? multiplied(chunk, factor) : chunk;
     } else {
-      TILEWISE_UNROLL
-      for (int i = 0; i < kChunks; ++i) to[i] = pairs_of_fours<C.element>(run.word[i]);
-    }
-    if constexpr (C.b.type == kProductE2m1) {
       // A scale above 2 is too large to be multiplied by that power first: rare where scales are powers of two.
       constexpr float kMost = 2.0f, kPower = fours_factor(C.element);
-      float first[kScales], rest[kScales];
-      bool twice = false;
-      TILEWISE_UNROLL
-      for (int i = 0; i < kScales; ++i) {
-        const float factor = kScaled ? scale[i] : 1.0f;
-        const bool fits = factor <= kMost && factor >= -kMost;
-        first[i] = (fits ? factor : kMost) * kPower, rest[i] = fits ? 1.0f : factor / kMost;
-        twice |= !fits;
-      }
-      multiply_pairs(to, first);
-      if (kScaled && Machine::any(twice)) multiply_pairs(to, rest);
-    } else if constexpr (kScaled) {
-      multiply_pairs(to, scale);
+      const Chunk chunk = pairs_of_fours<C.element>(run.word[kIndex]);
+      const bool fits = !kScaled || (factor <= kMost && factor >= -kMost);
+      const Chunk once = multiplied(chunk, (!kScaled ? 1.0f : fits ? factor : kMost) * kPower);
+      if (kScaled && Machine::any(!fits)) return multiplied(once, fits ? 1.0f : factor / kMost);
+      return once;
     }
   }
 
-  TILEWISE_INLINE static void multiply_pairs(Chunk (&chunks)[kChunks], const float (&factor)[kScales]) {
+  TILEWISE_INLINE static Chunk multiplied(const Chunk& chunk, float factor) {
+    const uint32_t both = Machine::template pack<C.element>(factor, factor);
+    Chunk to;
     TILEWISE_UNROLL
-    for (int i = 0; i < kChunks; ++i) {
-      const float own = factor[kScales == 1 ? 0 : i * kChunk / C.b.scale_depth];
-      const uint32_t both = Machine::template pack<C.element>(own, own);
-      TILEWISE_UNROLL
-      for (uint32_t& pair : chunks[i].word) pair = Machine::template multiply_pair<C.element>(pair, both);
-    }
+    for (int i = 0; i < 4; ++i) to.word[i] = Machine::template multiply_pair<C.element>(chunk.word[i], both);
+    return to;
   }
 
   TILEWISE_INLINE static void join(Shared& shared, const Accumulator (&part)[kGroups], Sums& sums) {

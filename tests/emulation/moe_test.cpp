@@ -24,12 +24,13 @@ void check(std::string_view way, const std::string& text) {
   for (const bool special : {false, true}) expect_passed(problem, kName, aligned_seed(special));
 }
 
-constexpr std::string_view kFew = "weights streamed, 64 rows by up to 8",
+constexpr std::string_view kFew = "weights streamed, 128 rows by up to 8",
                            kMore = "weights streamed, 128 rows by up to 16",
                            kSorted = "pairs sorted; weights streamed, 128 rows by up to 64",
                            kMany = "pairs sorted; rows gathered; tiles of 128",
                            kQuantised = "weights streamed, 128 rows by up to 8",
-                           kSortedQuantised = "pairs sorted; weights streamed, 128 rows by up to 32";
+                           kSortedQuantised = "pairs sorted; weights streamed, 128 rows by up to 32",
+                           kSortedMxfp4 = "pairs sorted; weights streamed, 192 rows by up to 32";
 
 TEST(EmulatedMoe, EveryWay) {
   check(kFew, "dtype=bf16 tokens=1 hidden=136 intermediate=72 num_experts=8 top_k=2");
@@ -59,9 +60,10 @@ TEST(EmulatedMoe, EveryFormatOfWeights) {
     const std::string few = concat("tokens=5 hidden=288 intermediate=160 num_experts=5 top_k=3 w_format=", format),
                       more = concat("tokens=13 hidden=96 intermediate=320 num_experts=5 top_k=4 w_format=", format),
                       sorted = concat("tokens=40 hidden=160 intermediate=96 num_experts=7 top_k=3 w_format=", format);
+    const bool three = format == "mxfp4";  // warpgroups that widen
     check(kQuantised, concat(few, " dtype=f16 gate=interleaved activation=swiglu_oai clamp=before gate_up_bias=bf16"));
-    check(kMore, concat(more, " dtype=bf16 ids_dtype=i64 first_expert=8"));
-    check(kSortedQuantised, concat(sorted, " dtype=bf16 gate=none activation=relu_squared weight_on_input=1"));
+    check(three ? kSortedMxfp4 : kMore, concat(more, " dtype=bf16 ids_dtype=i64 first_expert=8"));
+    check(three ? kSortedMxfp4 : kSortedQuantised, concat(sorted, " dtype=bf16 gate=none activation=relu_squared weight_on_input=1"));
   }
 }
 

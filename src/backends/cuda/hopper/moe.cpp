@@ -36,15 +36,24 @@ static_assert(static_cast<std::int32_t>(MoeClamp::after) == static_cast<std::int
 
 enum class Way { held, sorted, gathered };
 
+/// How the kernel for few rows has weights of a format; the features name all of them.
+device::MoeWeights weights_of(const BlockFormat& format) {
+  if (!format.defined()) return device::kMoeWeightsAsRows;
+  if (format.element == DType::fp8_e4m3) return device::kMoeFp8Blocks;
+  return format.global ? device::kMoeNvfp4 : device::kMoeMxfp4;
+}
+
 /// Where ids are held, all of the call's are: so many of a lane, of so few tokens.
 struct HeldIds {
   std::int32_t tokens, ids;
 };
 constexpr HeldIds kHeld[] = {{8, 1}, {16, 4}};
 
+/// Widening mxfp4 takes so much longer than the sort that more columns of a tile are worth it from 9 tokens on.
 const HeldIds* held_ids_of(const MoeProblem& p) {
-  const auto* const found = std::ranges::find_if(kHeld, [&p](const HeldIds& held) {
-    return p.tokens <= held.tokens && p.tokens * p.top_k <= kIdsOfHeld * held.ids;
+  const std::int32_t most = weights_of(p.w_format) == device::kMoeMxfp4 ? 8 : 16;
+  const auto* const found = std::ranges::find_if(kHeld, [&](const HeldIds& held) {
+    return held.tokens <= most && p.tokens <= held.tokens && p.tokens * p.top_k <= kIdsOfHeld * held.ids;
   });
   return found == std::end(kHeld) ? nullptr : found;
 }
@@ -52,13 +61,6 @@ const HeldIds* held_ids_of(const MoeProblem& p) {
 Way way_of(const MoeProblem& p) {
   if (held_ids_of(p) != nullptr) return Way::held;
   return p.tokens * p.top_k <= kManyRows * p.num_experts ? Way::sorted : Way::gathered;
-}
-
-/// How the kernel for few rows has weights of a format; the features name all of them.
-device::MoeWeights weights_of(const BlockFormat& format) {
-  if (!format.defined()) return device::kMoeWeightsAsRows;
-  if (format.element == DType::fp8_e4m3) return device::kMoeFp8Blocks;
-  return format.global ? device::kMoeNvfp4 : device::kMoeMxfp4;
 }
 
 std::string refusal_of(const MoeProblem& p) {
@@ -121,15 +123,39 @@ device::MoeDecodeConfig decode_config(const MoeProblem& p) {
   config.depth = 64;
   if (const HeldIds* held = held_ids_of(p)) {
     config.held_ids = held->ids, config.block_n = held->tokens;
-    config.consumers = held->tokens <= 8 ? 1 : 2, config.stages = held->tokens <= 8 ? 22 : 12;
+    config.consumers = 2, config.stages = 12;
+    if (held->tokens <= 8) config.depth = 128, config.stages = 6;
   } else {
     config.held_ids = 0, config.block_n = 64, config.consumers = 2, config.stages = 9;
   }
   return config;
 }
 
-/// Of quantised weights: a stage has more elements, which two warpgroups widen.
-device::MoeDecodeConfig quantised_config(const MoeProblem& p) {
+/// Warpgroups that widen mxfp4 weights of few tokens. Three are a seventh slower than two with tiles that are half as
+/// high again, and better where tiles are many, or all multiprocessors at once have all of them.
+std::int32_t warpgroups_that_widen(const MoeProblem& p, std::int64_t multiprocessors) {
+  const std::int64_t experts = std::min(p.num_experts, p.tokens * p.top_k);
+  const auto turns = [&](std::int64_t rows, std::int32_t warpgroups) {
+    return static_cast<double>(ceil_div(experts * ceil_div(rows, std::int64_t{64} * warpgroups), multiprocessors));
+  };
+  const auto time = [&](std::int32_t warpgroups) {
+    const std::int64_t up = p.gate == MoeGate::none ? p.intermediate : 2 * p.intermediate;
+    return turns(up, warpgroups) * static_cast<double>(p.hidden) +
+           turns(p.hidden, warpgroups) * static_cast<double>(p.intermediate);
+  };
+  constexpr double kSlower = 1.15;
+  return kSlower * time(3) < time(2) ? 3 : 2;
+}
+
+/// Windows of a row's scales on their way: higher and wider tiles leave room for fewer.
+std::int32_t scale_windows_of(const device::MoeDecodeConfig& config) {
+  if (config.weights == device::kMoeFp8Blocks) return 3;
+  if (config.weights == device::kMoeNvfp4) return 6;
+  return config.consumers == 2 ? 4 : config.block_n <= 8 ? 3 : 2;
+}
+
+/// Of quantised weights: a stage has more elements, which two or three warpgroups widen.
+device::MoeDecodeConfig quantised_config(const MoeProblem& p, std::int64_t multiprocessors) {
   auto config = config_of<device::MoeDecodeConfig>(p);
   config.weights = weights_of(p.w_format);
   config.depth = kStageBytes * config.elements_of_byte(), config.consumers = 2;
@@ -138,9 +164,11 @@ device::MoeDecodeConfig quantised_config(const MoeProblem& p) {
   } else {
     config.held_ids = 0, config.block_n = 32;
   }
+  if (config.weights == device::kMoeMxfp4)
+    config.consumers = config.held_ids != 0 ? warpgroups_that_widen(p, multiprocessors) : 3;
   // In bytes, of a stage and of a window of scales.
   const std::int32_t rows = 2 * config.block_n * config.depth, stage = kStageBytes * config.block_m() + rows;
-  config.scale_windows = config.weights == device::kMoeFp8Blocks ? 3 : config.weights == device::kMoeNvfp4 ? 6 : 4;
+  config.scale_windows = scale_windows_of(config);
   config.stages = (kSharedBytes - kWindowBytes * config.block_m() * config.scale_windows) / stage;
   return config;
 }
@@ -222,7 +250,8 @@ class Lowerer {
   }
 
   void add_decode() {
-    const device::MoeDecodeConfig config = p_.w_format.defined() ? quantised_config(p_) : decode_config(p_);
+    const device::MoeDecodeConfig config =
+        p_.w_format.defined() ? quantised_config(p_, device_.multiprocessors) : decode_config(p_);
     device::MoeDecodeParams params{};
     begin(params);
     if (config.quantised()) {

@@ -66,6 +66,10 @@ class Value:
         torch: Any = sys.modules.get("torch", np)
         return getattr(torch, names[self.type])
 
+    @property
+    def device(self) -> Any:
+        return self._tracer.device
+
     shape = ()
     ndim = 0
 
@@ -104,8 +108,11 @@ for _name in (
 
 _METHODS = {
     *_OPERATORS, *_SWAPPED, "clamp", "clip", "pow", "square", "relu", "to", "float", "int", "long", "bool", "type_as",
-    "item", "detach", "clone", "contiguous",
+    "item", "detach", "clone", "contiguous", "new_ones", "new_zeros", "new_full",
 }  # fmt: skip
+_FILLED = {"new_ones": 1, "ones_like": 1, "new_zeros": 0, "zeros_like": 0, "new_full": None, "full_like": None}
+# Of what is not negative, they make what is not.
+_KEEP_SIGN = ("+", "*", "min", "//", "%")
 
 
 class Captured:
@@ -146,17 +153,24 @@ def tracer_of(values: Any) -> Tracer:
 
 
 class Tracer:
-    """One function while it is traced."""
+    """One function while it is traced.
 
-    def __init__(self, name: str) -> None:
+    device: What the stand-ins say where they are asked; None is torch's default.
+    from_the_end: Whether an index below 0 that is not known before counts from the end, as in torch, and reads no 0.
+    """
+
+    def __init__(self, name: str, device: Any = None, from_the_end: bool = False) -> None:
         self.name = name
         self.build = _core.ExpressionBuilder(name)
         self.tables: list[Any] = []
+        self._device, self._from_the_end = device, from_the_end
+        self._never_negative: set[int] = set()  # terms
         self._lines: dict[int, tuple[Any, Any]] = {}  # of scalars by their id, which holds while they are kept
 
     def run(self, function: Callable[..., Any], arguments: Sequence[str]) -> str:
         """The text of what `function` computes; TraceError where that is no expression."""
         values = [Value(self, self.build.variable(argument)) for argument in arguments]
+        self._never_negative.update(value._term for value in values if value.type == "int")
         try:
             with self._watching_torch():
                 result = function(*values)
@@ -181,6 +195,11 @@ class Tracer:
 
         return Watching()
 
+    @property
+    def device(self) -> Any:
+        torch: Any = sys.modules.get("torch")
+        return self._device if self._device is not None or torch is None else torch.get_default_device()
+
     def call(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """A call of torch's function or method, or of a property, on a stand-in."""
         name = getattr(function, "__name__", str(function))
@@ -196,6 +215,8 @@ class Tracer:
             return self._clamp(*args, **kwargs)
         if name in ("float", "to", "type_as", "int", "long", "bool"):
             return self._converted(name, *args, **kwargs)
+        if name in _FILLED:
+            return self._filled(name, *args, **kwargs)
         if name in ("square", "pow", "float_power"):
             return self._power(args[0], 2 if name == "square" else args[1])
         if name == "relu":
@@ -229,7 +250,18 @@ class Tracer:
     def _apply(self, word: str, *args: Any) -> Value:
         if word == "select" and len(args) != 3:
             raise TypeError("torch.where takes a condition and two values")
-        return Value(self, self.build.apply(word, [self._operand(arg) for arg in args]))
+        terms = [self._operand(arg) for arg in args]
+        term = self.build.apply(word, terms)
+        remainder = word == "%" and isinstance(args[1], int) and args[1] > 0
+        if remainder or self._is_never_negative(word, terms):
+            self._never_negative.add(term)
+        return Value(self, term)
+
+    def _is_never_negative(self, word: str, terms: list[int]) -> bool:
+        known = [term in self._never_negative for term in terms]
+        if word == "select":
+            return known[1] and known[2]
+        return word == "abs" or (word == "max" and any(known)) or (word in _KEEP_SIGN and all(known))
 
     def _clamp(self, value: Any, min: Any = None, max: Any = None) -> Any:
         if min is not None:
@@ -245,8 +277,25 @@ class Tracer:
             power = self._apply("*", power, base)
         return power
 
+    def _filled(self, name: str, like: Any, *args: Any, **kwargs: Any) -> Value:
+        """What torch's new_ones() and its kin make where their size is that of one number."""
+        dtype = kwargs.pop("dtype", None)
+        for ignored in ("device", "requires_grad", "pin_memory", "memory_format"):
+            kwargs.pop(ignored, None)
+        given = [*args, *kwargs.values()]
+        size = tuple(given.pop(0) if name.startswith("new") else ())
+        number = _FILLED[name] if _FILLED[name] is not None else given.pop(0)
+        if size or given:
+            raise TypeError(f"'{name}' makes one number alone, of the size () (got {size})")
+        return self._converted("to", number, dtype if dtype is not None else like)
+
     def _converted(self, name: str, value: Any, *args: Any, **kwargs: Any) -> Value:
-        wanted = kwargs.pop("dtype", args[0] if args else name)
+        device: Any = getattr(sys.modules.get("torch"), "device", str)
+        args = tuple(arg for arg in args if not isinstance(arg, (str, device)))
+        kwargs.pop("device", None)
+        wanted = kwargs.pop("dtype", args[0] if args else None if name == "to" else name)
+        if wanted is None and not kwargs:  # to a device alone
+            return Value(self, self._operand(value))
         dtype = str(getattr(wanted, "dtype", wanted)).removeprefix("torch.")
         kinds = {"float": ("float",), "int": ("int", "long"), "bool": ("bool",)}
         kind = next((kind for kind, starts in kinds.items() if dtype.startswith((*starts, "bfloat"))), None)
@@ -277,10 +326,20 @@ class Tracer:
         terms = [
             self.build.integer(int(index) + (int(size) if index < 0 else 0))
             if isinstance(index, (int, np.integer))
-            else self._operand(index)
+            else self._counted_from_the_end(self._operand(index), int(size))
             for index, size in zip(indices, array.shape)
         ]
-        return Value(self, self.build.lookup(self._table(array), terms))
+        term = self.build.lookup(self._table(array), terms)
+        if _DTYPES[str(array.dtype).removeprefix("torch.")] in ("u8", "bool"):
+            self._never_negative.add(term)
+        return Value(self, term)
+
+    def _counted_from_the_end(self, index: int, size: int) -> int:
+        if not self._from_the_end or index in self._never_negative or self.build.type(index) != "int":
+            return index
+        negative = self.build.apply("<", [index, self.build.integer(0)])
+        wrapped = self.build.apply("+", [index, self.build.integer(size)])
+        return self.build.apply("select", [negative, wrapped, index])
 
     def _table(self, array: Any) -> int:
         for number, table in enumerate(self.tables):
@@ -305,7 +364,10 @@ class Tracer:
         if isinstance(value, (int, np.integer)):
             if not -(2**63) <= value < 2**63:
                 raise ValueError(f"a constant must fit in 64 bits (got {value})")
-            return self.build.integer(int(value))
+            term = self.build.integer(int(value))
+            if value >= 0:
+                self._never_negative.add(term)
+            return term
         if isinstance(value, (float, np.floating)):
             return self.build.real(float(value))
         shape = getattr(value, "shape", None)

@@ -49,7 +49,7 @@ def trace(function: Callable[..., Any]) -> Traced:
 
     Args:
         function: Takes five arguments, of which the first is the score, and gives a score; or takes four, and gives
-            whether the key is visible.
+            whether the key is visible. Arguments with defaults keep them.
 
     Returns:
         The expression's text and the captured tensors.
@@ -59,14 +59,20 @@ def trace(function: Callable[..., Any]) -> Traced:
             text. It is a ValueError.
         TypeError: The function takes another number of arguments.
     """
+    return traced(function)
+
+
+def traced(function: Callable[..., Any], **options: Any) -> Traced:
+    """trace() with options of the Tracer."""
     try:
-        count = len(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.values()
+        count = sum(parameter.default is parameter.empty for parameter in parameters)
     except (TypeError, ValueError):
         count = -1  # no function, or one that does not tell
     name = {len(arguments): name for name, arguments in _ARGUMENTS.items()}.get(count)
     if name is None:
         got = type(function).__name__ if count < 0 else f"one of {count}"
         raise TypeError(f"function: must take score, b, h, q_idx and kv_idx, or b, h, q_idx and kv_idx (got {got})")
-    tracer = Tracer(name)
+    tracer = Tracer(name, **options)
     text = tracer.run(function, _ARGUMENTS[name])
     return Traced(name, text, tuple(tracer.tables))

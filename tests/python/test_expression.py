@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tilewise.expression import TraceError, trace
+from tilewise.expression import TraceError, trace, traced
 
 
 def text_of(function):
@@ -126,6 +126,44 @@ def test_torch_refusals():
     assert "takes ints as indices (got float)" in message_of(lambda s, b, h, q, k: s + table[h, s])
     assert "must be float32" in message_of(lambda s, b, h, q, k: s + table.to(torch.complex64)[h, q])
     assert "turns a float into int32" in message_of(lambda s, b, h, q, k: s.to(torch.int32) + q)
+
+
+def test_numbers_made_of_others():
+    torch = pytest.importorskip("torch")
+
+    def of_masks(function):
+        return text_of(lambda b, h, q_idx, kv_idx: function(b, h, q_idx, kv_idx))
+
+    assert of_masks(lambda b, h, q, k: b.new_ones((), dtype=torch.bool) & (q > k)) == "kv_idx<q_idx"
+    assert of_masks(lambda b, h, q, k: torch.zeros_like(b, dtype=torch.bool) | (q > k)) == "kv_idx<q_idx"
+    assert of_masks(lambda b, h, q, k: q.new_full(size=(), fill_value=3, device=q.device) > k) == "kv_idx<3"
+    assert of_masks(lambda b, h, q, k: (q > k).to(b.device)) == "kv_idx<q_idx"
+    assert of_masks(lambda b, h, q, k: q.to("cpu", torch.float32) > k) == "float(kv_idx)<float(q_idx)"
+    with pytest.raises(TraceError, match=r"'new_ones' makes one number alone, of the size \(\) \(got \(2,\)\)"):
+        of_masks(lambda b, h, q, k: b.new_ones((2,)) > k)
+
+
+def test_arguments_with_defaults_keep_them():
+    assert text_of(lambda b, h, q_idx, kv_idx, window=8: q_idx - kv_idx < window) == "q_idx-kv_idx<8"
+
+
+def test_indices_from_the_end():
+    torch = pytest.importorskip("torch")
+    table, ids = torch.arange(7), torch.zeros(5, dtype=torch.uint8)
+
+    def of(index):
+        function = lambda b, h, q_idx, kv_idx: table[index(b, q_idx, kv_idx)] > 0  # noqa: E731
+        return traced(function, from_the_end=True).text.removeprefix("0<")
+
+    assert of(lambda b, q, k: q - k) == "t0=q_idx-kv_idx;0<table0[select(t0<0,t0+7,t0)]"
+    assert of(lambda b, q, k: (q + 2 * k) // 3) == "table0[(q_idx+2*kv_idx)//3]"
+    assert of(lambda b, q, k: (q - k).abs()) == "table0[abs(q_idx-kv_idx)]"
+    assert of(lambda b, q, k: (q - k).clamp(0, 6)) == "table0[min(max(q_idx-kv_idx,0),6)]"
+    assert of(lambda b, q, k: (q - k) % 7) == "table0[(q_idx-kv_idx)%7]"
+    assert of(lambda b, q, k: torch.where(q > k, b, 3)) == "table0[select(kv_idx<q_idx,b,3)]"
+    assert of(lambda b, q, k: ids[q]) == "table1[table0[q_idx]]"
+    assert "select" in of(lambda b, q, k: -q) and "select" in of(lambda b, q, k: table[q])
+    assert trace(lambda b, h, q_idx, kv_idx: table[q_idx - kv_idx] > 0).text == "0<table0[q_idx-kv_idx]"
 
 
 @pytest.mark.parametrize("function", [lambda score: score, lambda *scores: scores, 3, math.atan2])

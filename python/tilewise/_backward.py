@@ -146,10 +146,8 @@ def attention_backward(
     tensors = {"dout": dout, "dlse": dlse, "q": q, "k": k, "v": v, "out": out, "softmax_lse": softmax_lse}
     functions = score_functions(score_mod, mask_mod)
     backend = _load_torch_backend()
-    if backend is not None and isinstance(q, backend.Tensor) and functions is not None:
-        return AttentionGradients(*backend.backward_with_functions(tensors, gradients, options, functions))
     if backend is not None and isinstance(q, backend.Tensor):
-        return AttentionGradients(*backend.attention_backward(tensors, gradients, options))
+        return AttentionGradients(*backend.attention_backward(tensors, gradients, options, functions))
     for name, tensor in tensors.items():
         if backend is not None and isinstance(tensor, backend.Tensor):
             raise TypeError(f"q: must be a torch tensor as {name} is (got {type(q).__name__})")

@@ -110,6 +110,15 @@ def test_backward_of_arrays():
         torch.testing.assert_close(own, other.grad, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3)], ids=["heads_first", "rows_first"])
+def test_results_are_stored_as_their_inputs(order):
+    stored = [torch.randn([(2, 4, 8, 6)[axis] for axis in order]).permute(order).requires_grad_() for _ in range(3)]
+    out = tilewise.attention(*stored, score_mod=alibi, layout="bhsd")
+    assert out.stride() == stored[0].stride()
+    for gradient, tensor in zip(torch.autograd.grad(out.sum(), stored), stored):
+        assert gradient.stride() == tensor.stride()
+
+
 def test_explain_says_who_refuses():
     q, k, v = inputs(torch.float32, requires_grad=False)
     explanation = tilewise.explain(q, k, v, score_mod=alibi)

@@ -31,7 +31,6 @@ from tilewise._torch import without_memory as without_memory
 from tilewise._torch.backward import attention_backward as attention_backward
 from tilewise._torch.by_schema import OPERATIONS as OPERATIONS
 from tilewise._torch.errors import raise_known
-from tilewise._torch.functions import backward as _backward_with_functions
 from tilewise._torch.operators import registered_by as registered_by
 from tilewise._torch.private import forward_ad as forward_ad
 from tilewise._torch.refusals import has_tangents, refuse_gradient, refuse_tangents
@@ -193,9 +192,6 @@ def attention_with_functions(
     return functions.attention(
         q, k, v, out, Options._make((*head, *arrays, seed_and_offset, *tail)), return_lse, score_functions
     )
-
-
-backward_with_functions = _backward_with_functions
 
 
 def _needs_graph(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, sink: Optional[Tensor] = None) -> bool:

@@ -9,12 +9,18 @@ import torch
 from torch import Tensor
 
 from tilewise._arguments import ARRAY_NAMES, Options, wanted_gradients
-from tilewise._torch import jagged, operators
+from tilewise._functions import Functions
+from tilewise._torch import jagged, operators, python_kernels
 from tilewise._torch.errors import raise_known
+from tilewise._torch.functions import refuse_jagged
 
 
-def attention_backward(tensors: dict[str, Any], gradients: Any, options: Options) -> tuple[Optional[Tensor], ...]:
+def attention_backward(
+    tensors: dict[str, Any], gradients: Any, options: Options, functions: Optional[Functions] = None
+) -> tuple[Optional[Tensor], ...]:
     """(dq, dk, dv, dbias, dsink), None where not wanted. `tensors`: dout, dlse, q, k, v, out, softmax_lse by name."""
+    if functions is not None:
+        refuse_jagged(tensors["q"])
     if tensors["q"].is_nested:
         return jagged.attention_backward(attention_backward, tensors, gradients, options)
     for name, value in (*tensors.items(), *zip(ARRAY_NAMES, (getattr(options, name) for name in ARRAY_NAMES))):
@@ -26,7 +32,10 @@ def attention_backward(tensors: dict[str, Any], gradients: Any, options: Options
         options = options._replace(deterministic=True)
     try:
         with torch.no_grad():
-            results = operators.backward(*tensors.values(), *wanted, *options)
+            if functions is None:
+                results = operators.backward(*tensors.values(), *wanted, *options)
+            else:
+                results = python_kernels.run_backward(tuple(tensors.values()), wanted, options, functions)
     except RuntimeError as error:
         given = {**tensors, **{name: getattr(options, name) for name in ARRAY_NAMES}}
         raise_known(error, **given)

@@ -1,5 +1,5 @@
-# The operators' kernels in Python, through DLPack: for a torch without the symbols that the C++
-# registration needs, and for comparing the two.
+# The operators' kernels in Python, through DLPack: for a torch without the symbols that the C++ registration needs, for
+# comparing the two, and for functions of scores, which the operators do not take.
 """Kernels of the torch operators in Python, for the CPU and for GPUs."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from tilewise import _core
 from tilewise._arguments import ARRAYS, HEAD, TAIL, Options, Short, form_parts
 from tilewise._arrays import core_options
+from tilewise._functions import Functions
 from tilewise._torch.dtypes import BYTE_DTYPES
 
 
@@ -40,10 +41,12 @@ def borrow(name: str, tensor: Tensor, writable: bool = False) -> _core.Array:
     return _core.Array(tensor.detach(), name, "", writable)
 
 
-def _core_options(options: Options) -> _core.AttentionOptions:
+def _core_options(options: Options, functions: Optional[Functions] = None) -> _core.AttentionOptions:
     values: tuple[Any, ...] = options
     arrays = (None if tensor is None else tensor.detach() for tensor in values[ARRAYS])
-    return core_options(Options._make((*values[HEAD], *arrays, *values[TAIL])))
+    if functions is not None:
+        functions = functions._replace(tables=tuple(table.detach() for table in functions.tables))
+    return core_options(Options._make((*values[HEAD], *arrays, *values[TAIL])), functions)
 
 
 def stream_of(q: Tensor) -> int:
@@ -51,9 +54,10 @@ def stream_of(q: Tensor) -> int:
     return torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    options = Options(*args, **kwargs)
-    core_options = _core_options(options)
+def run_forward(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, functions: Optional[Functions] = None
+) -> tuple[Tensor, Tensor]:
+    core_options = _core_options(options, functions)
     views = borrow("q", q), borrow("k", k), borrow("v", v)
     out_shape, lse_shape = _core.output_shapes(*views, core_options)
     out, lse = new_rows(q, out_shape, options.layout, out_dtype(q)), q.new_empty(lse_shape, dtype=lse_dtype(q))
@@ -61,6 +65,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple
     threads = torch.get_num_threads()
     _core.attention_forward(*views, *outputs, core_options, options.implementation or "", threads, stream=stream_of(q))
     return out, lse
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    return run_forward(q, k, v, Options(*args, **kwargs))
 
 
 def plain_lse(
@@ -82,9 +90,10 @@ def short(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> Tensor:
     return short_lse(q, k, v, *args)[0]
 
 
-def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    options = Options(*args, **kwargs)
-    core_options = _core_options(options)
+def run_forward_out(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, options: Options, functions: Optional[Functions] = None
+) -> Tensor:
+    core_options = _core_options(options, functions)
     views = borrow("q", q), borrow("k", k), borrow("v", v)
     _, lse_shape = _core.output_shapes(*views, core_options)
     lse = q.new_empty(lse_shape, dtype=lse_dtype(q))
@@ -96,7 +105,13 @@ def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwar
     return lse
 
 
-def _run_backward(inputs: tuple[Optional[Tensor], ...], gradients: list[Any], options: Options) -> None:
+def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return run_forward_out(q, k, v, out, Options(*args, **kwargs))
+
+
+def _run_backward(
+    inputs: Sequence[Optional[Tensor]], gradients: list[Any], options: Options, functions: Optional[Functions] = None
+) -> None:
     """`gradients`: where dq, dk, dv, dbias and dsink go, borrowed; None where they are not wanted."""
     dout, dlse, q, k, v, out, softmax_lse = inputs
     assert dout is not None and q is not None and k is not None  # the schema says so; dlse alone may be None
@@ -114,37 +129,21 @@ def _run_backward(inputs: tuple[Optional[Tensor], ...], gradients: list[Any], op
         gradients[2],
         gradients[3],
         gradients[4],
-        _core_options(options),
+        _core_options(options, functions),
         options.implementation or "",
         torch.get_num_threads(),
         stream_of(q),
     )
 
 
-def backward(
-    dout: Tensor,
-    dlse: Optional[Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    need_dq: bool,
-    need_dk: bool,
-    need_dv: bool,
-    need_dbias: bool,
-    need_dsink: bool,
-    *args: Any,
-    **kwargs: Any,
+def run_backward(
+    inputs: Sequence[Any], needed_gradients: Sequence[bool], options: Options, functions: Optional[Functions] = None
 ) -> tuple[Tensor, ...]:
-    options = Options(*args, **kwargs)
+    """`inputs`: dout, dlse, q, k, v, out and softmax_lse. Gradients that are not needed are empty."""
+    q, k, v = inputs[2:5]
     gradients, views = [], []
-    for name, like, needed in (
-        ("dq", q, need_dq),
-        ("dk", k, need_dk),
-        ("dv", v, need_dv),
-        ("dbias", options.bias, need_dbias),
-        ("dsink", options.sink, need_dsink),
+    for (name, like), needed in zip(
+        (("dq", q), ("dk", k), ("dv", v), ("dbias", options.bias), ("dsink", options.sink)), needed_gradients
     ):
         if needed and like is None:
             raise ValueError(f"{name}: cannot be asked for without its input")
@@ -152,8 +151,12 @@ def backward(
         gradient = new_rows(like, like.shape, layout) if needed and like is not None else q.new_empty(0)
         gradients.append(gradient)
         views.append(borrow(name, gradient, True) if needed else None)
-    _run_backward((dout, dlse, q, k, v, out, softmax_lse), views, options)
+    _run_backward(inputs, views, options, functions)
     return tuple(gradients)
+
+
+def backward(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    return run_backward(args[:7], args[7:12], Options(*args[12:], **kwargs))
 
 
 def backward_out(
@@ -189,7 +192,8 @@ def plain_backward(
 ) -> tuple[Tensor, ...]:
     causal, layout = form_parts(form)
     needs = (bool(needed & 1), bool(needed & 2), bool(needed & 4), False, False)
-    return backward(dout, dlse, q, k, v, out, softmax_lse, *needs, causal, softmax_scale, layout)[:3]
+    inputs = dout, dlse, q, k, v, out, softmax_lse
+    return run_backward(inputs, needs, Options(causal, softmax_scale, layout))[:3]
 
 
 KERNELS: dict[str, Callable[..., Any]] = {

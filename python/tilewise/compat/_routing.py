@@ -1,17 +1,17 @@
-# Functions of torch.nn.functional while routed() replaces them: which calls go to Tilewise, which stay torch's, and the
-# account of both.
-"""routed() of tilewise.compat.sdpa and tilewise.compat.grouped_mm."""
+# Functions of torch, and of who calls them, while routed() replaces them: which calls go to Tilewise, which stay
+# torch's, and the account of both.
+"""routed() of tilewise.compat.sdpa, tilewise.compat.grouped_mm and tilewise.compat.flex_attention."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tilewise import _log
@@ -59,6 +59,36 @@ def _nothing(*args: Any) -> Any:
     return None
 
 
+class _Place:
+    """Where a function is replaced.
+
+    home, name: The module that has it, by name, and what it is called there.
+    function: Where calls go; refuses by RefusedCall or the REFUSALS.
+    counted: Whether accounts have its calls.
+    """
+
+    def __init__(self, home: str, name: str, function: Any, counted: bool) -> None:
+        self.home, self.name, self.function, self.counted = home, name, function, counted
+        self.own: Any = None
+        self.route: Any = None
+
+    def replace(self, routing: Routing) -> None:
+        """Puts the route in the function's place, where its module has been imported."""
+        home = sys.modules.get(self.home)
+        current = getattr(home, self.name, None)
+        if current is None or current is self.route:
+            return
+        self.own = current
+        if self.route is None:
+            self.route = _route_of(routing, self)
+        setattr(home, self.name, self.route)
+
+    def restore(self) -> None:
+        home = sys.modules.get(self.home)
+        if self.route is not None and getattr(home, self.name, None) is self.route:
+            setattr(home, self.name, self.own)
+
+
 class Routing:
     """Torch's own functions while they are replaced, and the contexts that replace them.
 
@@ -76,16 +106,13 @@ class Routing:
         self.depth = 0
         self.strict = 0  # contexts that are
         self.accounts: list[RoutedCalls] = []
-        self.own: dict[str, Any] = {}
-        self.functions: dict[str, Any] = {}  # where calls go
-        self.routes: dict[str, Any] = {}
+        self.places: list[_Place] = []
 
-    def serve(self, function: Any) -> None:
-        """Calls of torch's function of this name go to `function`, which refuses by RefusedCall or the REFUSALS."""
-        name = function.__name__
-        self.own[name] = getattr(F, name)
-        self.functions[name] = function
-        self.routes[name] = _route_of(self, name)
+    def serve(
+        self, function: Any, *, home: str = "torch.nn.functional", name: str | None = None, counted: bool = True
+    ) -> None:
+        """Calls of `home`'s function of this name, `function`'s own unless another is given, go to `function`."""
+        self.places.append(_Place(home, name or function.__name__, function, counted))
 
     def count_routed(self) -> None:
         with self.lock:
@@ -97,36 +124,36 @@ class Routing:
             for account in self.accounts:
                 account._leave(reason)
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, place: _Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of torch's function."""
         if not self.depth:
-            return self.own[name](*args, **kwargs)
+            return place.own(*args, **kwargs)
         reason = _of_a_subclass((*args, *kwargs.values())) or ("" if _compiling() else self.why_torchs())
         if reason:
-            return self.leave(name, reason, args, kwargs)
+            return self.leave(place, reason, args, kwargs)
         undo = self.undo_of(args, kwargs)
         try:
-            result = self.functions[name](*args, **kwargs)
+            result = place.function(*args, **kwargs)
         except (RefusedCall, *REFUSALS) as error:
             if undo is not None:
                 undo()
             reason = "Tilewise refuses it" if _compiling() else _one_line(error)
-            return self.leave(name, reason, args, kwargs)
-        if not _compiling():
+            return self.leave(place, reason, args, kwargs)
+        if place.counted and not _compiling():
             self.count_routed()
         return result
 
-    def leave(self, name: str, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def leave(self, place: _Place, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call by torch itself, with an entry in the accounts and the log; an error where a context is strict."""
         if self.strict:
             raise LeftToTorch(f"routed(strict=True): the call would be left to torch: {reason}") from None
-        if not _compiling():
+        if place.counted and not _compiling():
             self.count_left(reason)
             if _log.wanted():
                 given = [_described(value) for value in args]
                 given += [f"{key}={_described(value)}" for key, value in kwargs.items()]
-                _log.dispatch(f"{name}({', '.join(given)}) -> torch ({reason})")
-        return self.own[name](*args, **kwargs)
+                _log.dispatch(f"{place.name}({', '.join(given)}) -> torch ({reason})")
+        return place.own(*args, **kwargs)
 
     @contextlib.contextmanager
     def context(self, strict: bool) -> Iterator[RoutedCalls]:
@@ -135,10 +162,8 @@ class Routing:
         strict = flag("strict", strict)
         with self.lock:
             if self.depth == 0:
-                for name, route in self.routes.items():
-                    if getattr(F, name) is not route:
-                        self.own[name] = getattr(F, name)
-                        setattr(F, name, route)
+                for place in self.places:
+                    place.replace(self)
             self.depth += 1
             self.strict += strict
             self.accounts.append(account)
@@ -150,15 +175,14 @@ class Routing:
                 self.strict -= strict
                 self.accounts = [other for other in self.accounts if other is not account]
                 if self.depth == 0:
-                    for name, route in self.routes.items():
-                        if getattr(F, name) is route:
-                            setattr(F, name, self.own[name])
+                    for place in self.places:
+                        place.restore()
 
 
-def _route_of(routing: Routing, name: str) -> Any:
-    @functools.wraps(getattr(F, name))
+def _route_of(routing: Routing, place: _Place) -> Any:
+    @functools.wraps(place.own)
     def route(*args: Any, **kwargs: Any) -> Any:
-        return routing.call(name, args, kwargs)
+        return routing.call(place, args, kwargs)
 
     return route
 

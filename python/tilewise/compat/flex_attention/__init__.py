@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 import torch.nn.attention.flex_attention as _torchs
 
-if not hasattr(_torchs, "AuxRequest"):
-    raise ImportError(f"tilewise.compat.flex_attention: needs torch 2.9 or newer (got {torch.__version__})")
+if not (hasattr(_torchs, "AuxRequest") and hasattr(_torchs, "FlexKernelOptions")):
+    raise ImportError(f"tilewise.compat.flex_attention: needs a torch that has AuxRequest (got {torch.__version__})")
 
 from torch.nn.attention.flex_attention import (
     AuxOutput,

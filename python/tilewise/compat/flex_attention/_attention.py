@@ -18,7 +18,14 @@ from tilewise.compat.flex_attention._block_mask import Call, visible
 from tilewise.compat.flex_attention._functions import traced
 from tilewise.compat.flex_attention._kernel_options import check_kernel_options
 
-_NAMES = {"q": "query", "k": "key", "v": "value", "bias": "block_mask", "softmax_scale": "scale"}
+_NAMES = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "bias": "block_mask",
+    "mask_mod": "block_mask",
+    "softmax_scale": "scale",
+}
 _attend: Callable[..., Any] = attention
 
 

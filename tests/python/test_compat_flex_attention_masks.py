@@ -87,7 +87,7 @@ def drawn_lists(batch_size, heads, seed):
     counts = torch.randint(0, COLUMNS + 1, (batch_size, heads, ROWS), generator=generator).int()
     columns = torch.rand(batch_size, heads, ROWS, COLUMNS, generator=generator).argsort(-1).int()
     beyond = torch.arange(COLUMNS) >= counts[..., None]
-    return counts, columns.masked_fill(beyond, 77)
+    return counts, columns.masked_fill(beyond & (columns % 2 == 0), 77)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (BATCH_SIZE, 1), (1, HEADS), (BATCH_SIZE, 2)], ids=str)
@@ -104,6 +104,15 @@ def test_given_tables(sizes, mask_mod, with_full):
     tensors = draw()
     expected = by_elements(tensors, elements_of(block_mask, mask_mod or torchs.noop_mask))
     torch.testing.assert_close(flex_attention(*tensors, block_mask=block_mask), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_fewer_sequences_than_the_batch_repeat():
+    counts, columns = drawn_lists(BATCH_SIZE, 1, 4)
+    block_mask = BlockMask.from_kv_blocks(counts, columns, BLOCK_SIZE=16, seq_lengths=SEQLENS, compute_q_blocks=False)
+    tensors = draw()
+    twice = flex_attention(*(torch.cat((tensor, tensor)) for tensor in tensors), block_mask=block_mask)
+    once = flex_attention(*tensors, block_mask=block_mask)
+    torch.testing.assert_close(twice, torch.cat((once, once)))
 
 
 def test_lists_that_change():

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import sys
 from collections.abc import Callable, Sequence
@@ -152,6 +153,23 @@ def tracer_of(values: Any) -> Tracer:
     return tracer
 
 
+def _watching_torch() -> contextlib.AbstractContextManager[Any]:
+    """Within it torch shows calls on its own tensors too: what an index is, only the call itself tells."""
+    return _watching_class()() if "torch" in sys.modules else contextlib.nullcontext()
+
+
+@functools.cache
+def _watching_class() -> Any:
+    from torch.overrides import TorchFunctionMode
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            tracer = found_tracer((args, kwargs))
+            return func(*args, **(kwargs or {})) if tracer is None else tracer.call(func, args, kwargs or {})
+
+    return Watching
+
+
 class Tracer:
     """One function while it is traced.
 
@@ -172,7 +190,7 @@ class Tracer:
         values = [Value(self, self.build.variable(argument)) for argument in arguments]
         self._never_negative.update(value._term for value in values if value.type == "int")
         try:
-            with self._watching_torch():
+            with _watching_torch():
                 result = function(*values)
             term = self._operand(result)
         except Exception as error:
@@ -181,19 +199,6 @@ class Tracer:
             return self.build.finish(term)
         except ValueError as error:
             raise TraceError(f"{error} ({_name_of(function)})") from error
-
-    def _watching_torch(self) -> contextlib.AbstractContextManager[Any]:
-        """Within it torch shows calls on its own tensors too: what an index is, only the call itself tells."""
-        if "torch" not in sys.modules:
-            return contextlib.nullcontext()
-        from torch.overrides import TorchFunctionMode
-
-        class Watching(TorchFunctionMode):
-            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                tracer = found_tracer((args, kwargs))
-                return func(*args, **(kwargs or {})) if tracer is None else tracer.call(func, args, kwargs or {})
-
-        return Watching()
 
     @property
     def device(self) -> Any:

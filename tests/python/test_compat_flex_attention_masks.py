@@ -132,6 +132,21 @@ def test_lists_that_change():
         )
 
 
+def test_sizes_that_change():
+    """What torch's own examples of decoding do to a BlockMask that they sliced."""
+    tensors = draw()
+    whole = create_block_mask(causal, None, None, *SEQLENS, device="cpu", BLOCK_SIZE=16)
+    expected = flex_attention(*tensors, block_mask=whole)
+    for row in (0, 17, 39):
+        block_mask = whole[:, :, row // 16]
+        block_mask.mask_mod = lambda b, h, q_idx, kv_idx, row=row: q_idx + row >= kv_idx
+        for length in (SEQLENS[1], 40):
+            block_mask.seq_lengths = (1, length)
+            k, v = (tensor[:, :, :length] for tensor in tensors[1:])
+            out = flex_attention(tensors[0][:, :, row : row + 1], k, v, block_mask=block_mask)
+            torch.testing.assert_close(out, expected[:, :, row : row + 1], rtol=1e-9, atol=1e-9)
+
+
 def test_too_few_rows():
     counts, columns = drawn_lists(1, 1, 3)
     block_mask = BlockMask.from_kv_blocks(counts[:, :, :2], columns[:, :, :2], BLOCK_SIZE=16, seq_lengths=SEQLENS)

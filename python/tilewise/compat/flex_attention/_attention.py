@@ -44,9 +44,9 @@ def flex_attention(
 ) -> Any:
     """torch.nn.attention.flex_attention.flex_attention, on Tilewise, with gradients on the CPU too.
 
-    Functions are traced at each call into :mod:`expressions <tilewise.expression>`. An index of a captured tensor that
-    is negative counts from its end, as in torch; one beyond it, an error or anything there, reads 0. Captured tensors
-    have no gradient: one that requires it is refused.
+    Functions are traced at each call into expressions, as ``tilewise.expression.trace`` does it. An index of a captured
+    tensor that is negative counts from its end, as in torch's eager function; one beyond it, an error there, reads 0.
+    Captured tensors have no gradient: one that requires it is refused.
 
     Args:
         query: [batch_size, num_heads_q, seqlen_q, head_dim], f32, bf16 or f16; on the CPU f64 too.

@@ -77,13 +77,15 @@ def _evaluated(block_mask: BlockMask, call: Call, why: TraceError) -> Tensor:
 
 
 class _Seen(NamedTuple):
-    """Tensors as they were: versions are None where one counts none, as those of inference mode."""
+    """Tensors as they were: versions are None where one counts none, as those of inference mode. `sizes` is what else
+    was there."""
 
     tensors: tuple[Optional[Tensor], ...]
     versions: Optional[tuple[int, ...]]
+    sizes: tuple[int, ...] = ()
 
     def are_still(self, others: _Seen) -> bool:
-        if self.versions is None or self.versions != others.versions:
+        if self.versions is None or self[1:] != others[1:]:
             return False
         return all(one is other or _is_same_memory(one, other) for one, other in zip(self.tensors, others.tensors))
 
@@ -96,16 +98,17 @@ def _is_same_memory(one: Optional[Tensor], other: Optional[Tensor]) -> bool:
     return same and one.data_ptr() == other.data_ptr()
 
 
-def _seen(tensors: tuple[Optional[Tensor], ...]) -> _Seen:
+def _seen(tensors: tuple[Optional[Tensor], ...], *sizes: int) -> _Seen:
     given = [tensor for tensor in tensors if tensor is not None]
     if any(tensor.is_inference() for tensor in given):
-        return _Seen(tensors, None)
-    return _Seen(tensors, tuple(tensor._version for tensor in given))
+        return _Seen(tensors, None, sizes)
+    return _Seen(tensors, tuple(tensor._version for tensor in given), sizes)
 
 
 def _lists_of(block_mask: BlockMask) -> _Seen:
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-    return _seen(tuple(getattr(block_mask, name) for name in names))
+    tensors = tuple(getattr(block_mask, name) for name in names)
+    return _seen(tensors, *block_mask.BLOCK_SIZE, *block_mask.seq_lengths)
 
 
 _kept_states: weakref.WeakKeyDictionary[BlockMask, tuple[_Seen, Tensor]] = weakref.WeakKeyDictionary()

@@ -80,10 +80,12 @@ CASES = {
 }
 
 
-def options_of(case: Case, create: Callable[..., Any] = torchs.create_block_mask) -> dict[str, Any]:
+def options_of(
+    case: Case, create: Callable[..., Any] = torchs.create_block_mask, device: str = "cpu"
+) -> dict[str, Any]:
     options: dict[str, Any] = {"score_mod": case.score_mod, "enable_gqa": case.heads_k != HEADS}
     if case.mask_mod is not None:
-        options["block_mask"] = create(case.mask_mod, *case.mask_sizes, *SEQLENS, device="cpu", BLOCK_SIZE=BLOCK)
+        options["block_mask"] = create(case.mask_mod, *case.mask_sizes, *SEQLENS, device=device, BLOCK_SIZE=BLOCK)
     return options
 
 

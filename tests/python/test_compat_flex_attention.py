@@ -208,6 +208,14 @@ def test_compiled(name, way):
     torch.testing.assert_close(got, expected)
 
 
+def test_a_graph_without_breaks_is_refused_with_functions():
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(Q, K, V), flex_attention(Q, K, V))
+    with pytest.raises(Exception, match="it traces functions of scores itself"):
+        compiled(Q, K, V, score_mod=alibi)
+
+
 def test_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         out = flex_attention(Q, K.bfloat16(), V, score_mod=alibi)

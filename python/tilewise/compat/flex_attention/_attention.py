@@ -99,7 +99,7 @@ def _attend_plainly(
     return _attention(query, key, value, {"softmax_scale": scale, "return_lse": return_lse})
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable(reason="it traces functions of scores itself")  # type: ignore[untyped-decorator]
 def _attend_by_functions(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: Any, scale: Any, return_lse: bool
 ) -> Any:

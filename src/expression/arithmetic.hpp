@@ -1,79 +1,40 @@
-// What each operator does to numbers: the one place, by which constants are folded and expressions evaluated. Total:
-// every operation has a result for all operands, and none traps.
+// What each operator does to numbers: by which constants are folded and expressions evaluated. What kernels share of it
+// stands in device/common/arithmetic.h.
 #pragma once
 
 #include <cmath>
 #include <concepts>
 #include <cstdint>
-#include <type_traits>
 
+#include "device/common/arithmetic.h"
 #include "expression/expression.hpp"
 
 namespace tilewise::expression {
 
-// Integers wrap around, as torch's do.
-template <typename Number>
-using Wrapping =
-    std::conditional_t<std::integral<Number>, std::make_unsigned<Number>, std::type_identity<Number>>::type;
-
-template <typename Number>
-[[nodiscard]] constexpr Number added(Number a, Number b) {
-  return static_cast<Number>(static_cast<Wrapping<Number>>(a) + static_cast<Wrapping<Number>>(b));
-}
-template <typename Number>
-[[nodiscard]] constexpr Number subtracted(Number a, Number b) {
-  return static_cast<Number>(static_cast<Wrapping<Number>>(a) - static_cast<Wrapping<Number>>(b));
-}
-template <typename Number>
-[[nodiscard]] constexpr Number multiplied(Number a, Number b) {
-  return static_cast<Number>(static_cast<Wrapping<Number>>(a) * static_cast<Wrapping<Number>>(b));
-}
-template <typename Number>
-[[nodiscard]] constexpr Number negated(Number a) {
-  if constexpr (std::integral<Number>) {
-    return subtracted(Number{0}, a);
-  } else {
-    return -a;
-  }
-}
+using device::added, device::subtracted, device::multiplied, device::negated, device::minimum_of, device::maximum_of;
 
 /// The quotient rounded down. By zero: 0 of integers, the quotient itself of floats.
 [[nodiscard]] constexpr std::int64_t floor_divided(std::int64_t a, std::int64_t b) {
-  if (b == 0) return 0;
-  if (b == -1) return negated(a);  // the lowest number has no quotient
-  return a / b - static_cast<std::int64_t>(a % b != 0 && (a < 0) != (b < 0));
-}
-/// a - b * floor_divided(a, b): it has the sign of b.
-[[nodiscard]] constexpr std::int64_t remainder_of(std::int64_t a, std::int64_t b) {
-  return subtracted(a, multiplied(b, floor_divided(a, b)));
-}
-template <std::floating_point Real>
-[[nodiscard]] Real remainder_of(Real a, Real b) {
-  const Real rest = std::fmod(a, b);
-  return rest != 0 && (b < 0) != (rest < 0) ? rest + b : rest;
+  return device::floor_divided_integer(a, b);
 }
 template <std::floating_point Real>
 [[nodiscard]] Real floor_divided(Real a, Real b) {
   if (b == 0) return a / b;
-  // What is left is taken away first, so that a quotient just below an integer is not rounded up to it.
-  const Real rest = std::fmod(a, b);
-  const Real quotient = (a - rest) / b - (rest != 0 && (b < 0) != (rest < 0) ? Real{1} : Real{0});
+  const Real quotient = device::floor_quotient_from(std::fmod(a, b), a, b);
   return std::isfinite(quotient) ? std::round(quotient) : quotient;
 }
-
-/// A NaN wins, as in torch.
-template <typename Number>
-[[nodiscard]] constexpr Number minimum_of(Number a, Number b) {
-  return a != a || a < b ? a : b;
+/// a - b * floor_divided(a, b): it has the sign of b.
+[[nodiscard]] constexpr std::int64_t remainder_of(std::int64_t a, std::int64_t b) {
+  return device::remainder_of_integer(a, b);
 }
-template <typename Number>
-[[nodiscard]] constexpr Number maximum_of(Number a, Number b) {
-  return a != a || a > b ? a : b;
+template <std::floating_point Real>
+[[nodiscard]] Real remainder_of(Real a, Real b) {
+  return device::remainder_from(std::fmod(a, b), b);
 }
 template <typename Number>
 [[nodiscard]] Number absolute_of(Number a) {
   if constexpr (std::integral<Number>) {
-    return a < 0 ? negated(a) : a;
+    return device::absolute_integer(a);
   } else {
     return std::fabs(a);
   }

@@ -196,7 +196,8 @@ Interval combined(const Node& node, Type of_operands, const Interval& a, const I
 
 }  // namespace
 
-Interval bounds(const Expression& expression, std::span<const Interval> inputs) {
+std::vector<Interval> bounds_of_nodes(const Expression& expression, std::span<const Interval> inputs,
+                                      std::span<const Interval> tables) {
   const std::vector<Node>& nodes = expression.nodes();
   std::vector<Interval> known;
   known.reserve(nodes.size());
@@ -207,12 +208,17 @@ Interval bounds(const Expression& expression, std::span<const Interval> inputs) 
     } else if (node.op == Op::variable) {
       known.push_back(inputs[node.index]);
     } else if (node.op == Op::lookup) {
-      known.push_back(any_of(node.type));
+      const bool is_told = node.type == Type::integer && node.index < tables.size();
+      known.push_back(is_told ? tables[node.index] : any_of(node.type));
     } else {
       known.push_back(combined(node, nodes[node.operands[0]].type, operand(0), operand(1), operand(2)));
     }
   }
-  return known.back();
+  return known;
+}
+
+Interval bounds(const Expression& expression, std::span<const Interval> inputs) {
+  return bounds_of_nodes(expression, inputs, {}).back();
 }
 
 }  // namespace tilewise::expression

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "expression/expression.hpp"
 
@@ -16,13 +17,27 @@ struct Interval {
   double real_low = 0, real_high = 0;
   bool may_be_nan = false;
 
-  [[nodiscard]] static Interval of_integers(std::int64_t low, std::int64_t high) { return {.low = low, .high = high}; }
+  [[nodiscard]] static constexpr Interval of_integers(std::int64_t low, std::int64_t high) {
+    return {.low = low, .high = high};
+  }
   [[nodiscard]] static Interval of_reals(double low, double high, bool may_be_nan = false) {
     return {.real_low = low, .real_high = high, .may_be_nan = may_be_nan};
   }
   [[nodiscard]] bool always() const { return low == 1; }  ///< of a bool
   [[nodiscard]] bool never() const { return high == 0; }
 };
+
+/// An int of as many bits, with its sign.
+[[nodiscard]] constexpr Interval any_integer_of(int bits) {
+  const auto low = static_cast<std::int64_t>(~std::uint64_t{0} << (bits - 1));
+  return Interval::of_integers(low, -(low + 1));
+}
+
+/// Bounds of each node, which hold whether floats are computed in fp32 or fp64. `inputs` has the signature's variables
+/// in their order; low is no greater than high. `tables` has what look-ups of ints give, and may be empty: then that is
+/// anything. 0 is always among it.
+[[nodiscard]] std::vector<Interval> bounds_of_nodes(const Expression& expression, std::span<const Interval> inputs,
+                                                    std::span<const Interval> tables);
 
 /// Bounds of the result, which hold whether floats are computed in fp32 or fp64, for any tables. `inputs` has the
 /// signature's variables in their order; low is no greater than high.

@@ -191,6 +191,35 @@ TILEWISE_INLINE float square_root(float x) {
 #endif
 }
 
+/// e^x, 2^x and the natural logarithm to a few units in the last place, wherever x lies.
+TILEWISE_INLINE float exponential(float x) {
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+  return expf(x);
+#elif defined(__AMDGCN__)
+  return __builtin_elementwise_exp(x);
+#else
+  return __builtin_expf(x);
+#endif
+}
+TILEWISE_INLINE float power_of_two(float x) {
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+  return exp2f(x);
+#elif defined(__AMDGCN__)
+  return __builtin_elementwise_exp2(x);
+#else
+  return __builtin_exp2f(x);
+#endif
+}
+TILEWISE_INLINE float logarithm(float x) {
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+  return logf(x);
+#elif defined(__AMDGCN__)
+  return __builtin_elementwise_log(x);
+#else
+  return __builtin_logf(x);
+#endif
+}
+
 TILEWISE_INLINE float complementary_error_function(float x) {
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)
   return erfcf(x);

@@ -40,6 +40,8 @@ struct KernelKey {
   const KernelBody* body = nullptr;
   Family family = Family::sm80;
   std::array<std::int32_t, kMostConfigInts> config{};
+  /// Source that the stub has before the kernel: what a problem brings of its own, and the config speaks of.
+  std::string definitions{};
 
   friend bool operator==(const KernelKey&, const KernelKey&) = default;
   [[nodiscard]] std::uint32_t threads() const { return body->threads(config.data(), family); }
@@ -59,6 +61,20 @@ template <typename Config>
   std::memcpy(static_cast<void*>(&config), ints, sizeof config);  // its defaults make it non-trivial to construct
   return config;
 }
+
+/// A name of parts, made when the library is compiled.
+struct JoinedName {
+  std::array<char, 96> letters{};
+  std::size_t size = 0;
+  template <typename... Parts>
+  explicit constexpr JoinedName(const Parts&... parts) {
+    const auto add = [this](std::string_view part) {
+      for (const char letter : part) letters[size++] = letter;
+    };
+    (add(parts), ...);
+  }
+  [[nodiscard]] constexpr std::string_view view() const { return {letters.data(), size}; }
+};
 
 /// What most kernels' traits have in common; see body_of().
 template <typename Config_, typename Params_>

@@ -1,6 +1,8 @@
 // A hash table of single-linked lists that are only ever pushed to.
 #include "gpu/kernel_memo.hpp"
 
+#include <functional>
+#include <string>
 #include <utility>
 
 namespace tilewise::gpu {
@@ -13,6 +15,7 @@ std::size_t bucket_of(const KernelKey& key, std::size_t buckets) {
   };
   mix(static_cast<std::int64_t>(key.family));
   for (std::size_t i = 0; i < key.body->config_ints; ++i) mix(key.config[i]);
+  mix(static_cast<std::int64_t>(std::hash<std::string>{}(key.definitions)));
   return static_cast<std::size_t>(hash >> 32) % buckets;
 }
 

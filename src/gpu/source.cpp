@@ -54,6 +54,7 @@ jit::KernelSource make_source(const KernelKey& key, bool host) {
        {host ? family.host_header : family.machine_header, family.ops_header, body.header}) {
     text += concat("#include \"", header, "\"\n");
   }
+  text += key.definitions;
   text += "namespace tilewise::device {\n";
   text += concat("using Ops = ", family.ops, "<", host ? family.host_machine : family.machine, ">;\n");
   text += concat("inline constexpr ", body.config, " kConfig = [] {\n  ", body.config, " c;\n  ",

@@ -62,8 +62,15 @@ template <typename Arguments, typename Change, typename Name, typename ParamsOf>
   name(arguments, [&call](std::string_view role, const TensorView& view, auto) {
     if (view.defined()) call.tensors.set_name(view, std::string(role));
   });
-  auto params = params_of(arguments);
-  call.params = std::make_shared<const decltype(params)>(std::move(params));
+  // Parameters may point into the arguments.
+  using Params = decltype(params_of(arguments));
+  struct Kept {
+    Arguments arguments;
+    Params params;
+  };
+  auto kept = std::make_shared<Kept>(Kept{std::move(arguments), {}});
+  kept->params = params_of(kept->arguments);
+  call.params = std::shared_ptr<const void>(kept, &kept->params);
   return call;
 }
 

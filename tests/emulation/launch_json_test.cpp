@@ -129,6 +129,30 @@ TEST_P(LaunchJson, RunsAForwardPassThatIsSplit) {
   expect_near(lse, call.lse, "softmax_lse");
 }
 
+TEST_P(LaunchJson, NamesTablesOfFunctions) {
+  DenseCall call(
+      {.seqlen_q = 70, .seqlen_k = 90, .heads_q = 2, .heads_k = 2, .dim = 32, .dim_v = 32, .dtype = DType::bf16});
+  Tensor slopes(DType::f32, {2}), documents(DType::i32, {1, 90});
+  slopes.fill_with([](std::span<const std::int64_t> at) { return 0.25 + static_cast<double>(at[0]); });
+  documents.fill_with([](std::span<const std::int64_t> at) { return static_cast<double>(at[1] / 40); });
+  call.options.score_mod = "score - table0[h] * abs(q_idx - kv_idx)";
+  call.options.mask_mod = "table1[b, q_idx] == table1[b, kv_idx]";
+  call.options.tables = {slopes.view(), documents.view()};
+  const Compiled compiled = compile(describe(call.forward_arguments()), GetParam());
+  run_file(compiled, GetParam(),
+           {{"q", call.q.view().data},
+            {"k", call.k.view().data},
+            {"v", call.v.view().data},
+            {"out", call.out.view().data},
+            {"softmax_lse", call.lse.view().data},
+            {"table0", slopes.view().data},
+            {"table1", documents.view().data}});
+  const Tensor out = call.out;
+  call.out = Tensor(DType::bf16, {1, 70, 2, 32});
+  call.forward();
+  expect_near(out, call.out, "out");
+}
+
 /// Queries are many and keys few, so that every part of the workspace is there where one kernel computes all gradients.
 TEST_P(LaunchJson, RunsABackwardPass) {
   DenseCall call(

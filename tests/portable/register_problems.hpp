@@ -34,6 +34,14 @@ inline std::string register_problem(Pass pass, int head_dim, std::string_view op
                       options.find("dtype=") == options.npos ? " dtype=bf16" : "", options.empty() ? "" : " ", options);
 }
 
+/// Functions of scores that look something up for each of them.
+inline constexpr std::string_view kScoreMod =
+    "score_mod=score+table0[h,clamp(q_idx-kv_idx,-128,128)+128] tables=f32[32,257]";
+inline constexpr std::string_view kMaskMod = "mask_mod=table0[b,q_idx]==table0[b,kv_idx] tables=i32[1,4096]";
+inline constexpr std::string_view kBothFunctions =
+    "score_mod=score-table0[h]*abs(q_idx-kv_idx) mask_mod=(table1[b,q_idx]==table1[b,kv_idx])&(kv_idx<=q_idx) "
+    "tables=f32[32],i32[1,4096]";
+
 /// Each alone, but for packed and causal, which are seldom apart. What several spell alike is compiled once.
 inline constexpr std::string_view kForwardOptions[] = {"dtype=f16",
                                                        "mask=causal",
@@ -58,7 +66,10 @@ inline constexpr std::string_view kForwardOptions[] = {"dtype=f16",
                                                        "seqused_k=1",
                                                        "leftpad_k=1",
                                                        "batch_invariant=1",
-                                                       "unaligned=1"};
+                                                       "unaligned=1",
+                                                       "score_mod=20.0*tanh(score/20.0)",
+                                                       kScoreMod,
+                                                       kMaskMod};
 inline constexpr std::string_view kBackwardOptions[] = {"dlse=1", "deterministic=1", "bias=query[b,h,q,k] dbias=1",
                                                         "sink=query dsink=1"};
 
@@ -156,6 +167,8 @@ inline std::vector<std::string> sampled_attention(std::string_view architecture)
             register_problem(backward, 128, kCausal),
             register_problem(backward, 256, "deterministic=1"),
             register_problem(backward, 128, "dropout_p=0.1"),
+            register_problem(forward, 128, kBothFunctions),
+            register_problem(backward, 128, kBothFunctions),
             register_problem(forward, 64, every()),
             register_problem(backward, 64, every(kEveryGradient)),
             register_problem(backward, 128, every(" dbias=1"))};
@@ -173,11 +186,13 @@ inline std::vector<std::string> sampled_attention(std::string_view architecture)
             register_problem(backward, 128, kCausal),
             register_problem(backward, 64, every(kEveryGradient)),
             register_problem(backward, 128, every(" dbias=1")),
-            register_problem(forward, 64, every())};
+            register_problem(forward, 64, every()),
+            register_problem(forward, 128, kBothFunctions),
+            register_problem(backward, 128, kBothFunctions)};
   }
   if (architecture == "gfx950") {
     return {register_problem(forward, 128, kCausal), register_problem(forward, 128, every()),
-            register_problem(backward, 256)};
+            register_problem(backward, 256), register_problem(forward, 64, kScoreMod)};
   }
   if (architecture == "gfx1100") {
     return {register_problem(forward, 64, kF16),
@@ -185,7 +200,9 @@ inline std::vector<std::string> sampled_attention(std::string_view architecture)
             register_problem(backward, 64, kCausalF16),
             register_problem(forward, 64, every()),
             register_problem(backward, 64, every(" dbias=1")),
-            register_problem(backward, 256, every(" dbias=1"))};
+            register_problem(backward, 256, every(" dbias=1")),
+            register_problem(forward, 64, kBothFunctions),
+            register_problem(backward, 64, kBothFunctions)};
   }
   if (architecture == "gfx1102") {
     return {register_problem(forward, 64), register_problem(forward, 128, kCausal), register_problem(forward, 256),

@@ -32,6 +32,7 @@ constexpr std::pair<int, int> kHeadDims[] = {{32, 32},   {40, 40},   {64, 64},  
 /// What changes a block's shape: rows, heads that share a tile, what scores need, parts, and the gradients wanted.
 constexpr std::string_view kForwardProblems[] = {
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8",
+    "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8 mask_mod=kv_idx<=q_idx",
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8 softcap=3 dropout_p=0.5 bias=f32[1,1,q,k]",
     "seqlen_q=40 seqlen_k=4096 num_heads_q=16 batch_size=64",
     "seqlen_q=1 seqlen_k=8192 num_heads_q=32 num_heads_k=4",
@@ -50,6 +51,7 @@ constexpr std::string_view kKvCache[] = {
 };
 constexpr std::string_view kBackwardProblems[] = {
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8",
+    "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8 mask_mod=kv_idx<=q_idx",
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8 deterministic=1 sink=1 dsink=1",
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8 bias=f32[1,1,q,k] dbias=1 dropout_p=0.5 seqused_k=1",
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8 dropout_p=0.5",
@@ -88,13 +90,15 @@ class Kernels {
 
 /// Headers once, then a namespace for each kernel.
 jit::KernelSource assertions_for(const std::vector<KernelKey>& keys) {
-  std::set<std::string> headers;
+  std::set<std::string> headers, definitions;  // functions of scores are the same in all problems
   for (const KernelKey& key : keys) {
+    definitions.insert(key.definitions);
     headers.insert(std::string(gpu::traits_of(key.family).ops_header));
     headers.insert(std::string(key.body->header));
   }
   std::string text = "#include \"device/tile/machine_host.h\"\n";
   for (const std::string& header : headers) append(text, concat("#include \"", header, "\"\n"));
+  for (const std::string& definition : definitions) append(text, definition);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const gpu::KernelBody& body = *keys[i].body;
     const gpu::FamilyTraits family = gpu::traits_of(keys[i].family);

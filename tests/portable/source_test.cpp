@@ -74,6 +74,43 @@ TEST(Source, OfAmd) {
                    "}\n"));
 }
 
+gpu::KernelKey key_with(std::string_view functions, std::string_view pass = "attention_forward") {
+  const std::string text =
+      concat(pass, " dtype=bf16 seqlen_q=4096 seqlen_k=512 num_heads_q=64 head_dim=64 ", functions);
+  return lowered("sm_80", text).launches().back()->key;
+}
+
+TEST(Source, HasTheProblemsFunctions) {
+  const gpu::KernelKey key = key_with("score_mod=score*2 mask_mod=kv_idx<=q_idx");
+  const std::string stub = gpu::make_source(key, false).stub;
+  for (const std::string_view part :
+       {"// score_mod: score*2.0\n// mask_mod: kv_idx<=q_idx\n#include \"device/attention/score_functions.h\"\n",
+        "static float score(", "static bool sees(", "WithFunctions<ForwardConfig, ScoreFunctions> kConfig",
+        "(const __grid_constant__ tilewise::device::WithTables<tilewise::device::ForwardParams> params)"}) {
+    EXPECT_NE(stub.find(part), std::string::npos) << part << " is not in\n" << stub;
+  }
+  EXPECT_EQ(stub.find("slope("), std::string::npos);
+  const gpu::KernelKey backward = key_with("score_mod=score*score deterministic=1", "attention_backward");
+  EXPECT_NE(gpu::make_source(backward, false).stub.find("static float slope("), std::string::npos);
+  EXPECT_EQ(key_with("").definitions, "");
+}
+
+TEST(Source, OfEqualFunctionsIsOne) {
+  const gpu::KernelKey key = key_with("score_mod=score+table0[h,kv_idx] tables=f32[4,512]");
+  EXPECT_EQ(key, key_with("score_mod=score+table0[h,(kv_idx)] tables=f32[4,300]"));
+  EXPECT_NE(key, key_with("score_mod=score+table0[h,kv_idx] tables=bf16[4,512]"));
+  EXPECT_NE(key, key_with("score_mod=score+table0[h,q_idx] tables=f32[4,512]"));
+  EXPECT_NE(key, key_with("score_mod=score+table0[h,kv_idx] tables=f32[4,0]"));
+}
+
+/// Compilers take long for many copies of a long function.
+TEST(Source, CallsLongFunctions) {
+  std::string longest = "score";
+  for (int i = 0; i < 70; ++i) core::append(longest, concat("*(kv_idx+", i, ")"));
+  EXPECT_EQ(key_with("score_mod=score*kv_idx").definitions.find("noinline"), std::string::npos);
+  EXPECT_NE(key_with("score_mod=" + longest).definitions.find("noinline"), std::string::npos);
+}
+
 constexpr Family kFamilies[] = {Family::sm80, Family::cdna, Family::rdna, Family::rdna4, Family::gfx1250};
 
 TEST(Source, OfKernelsWithoutSharedMemory) {

@@ -3,6 +3,7 @@
 
 #include "device/attention/grid_place.h"
 #include "device/attention/scores.h"
+#include "device/attention/seen_tiles.h"
 #include "device/attention/tensor_rows.h"
 
 namespace tilewise::device {
@@ -88,8 +89,8 @@ struct BlockKeys : KeyRows {
   }
 
   /// What the scores of a query depend on, from what those of its head's query 0 do.
-  TILEWISE_INLINE RowScore query_score(const RowScore& of_head, int32_t query) const {
-    RowScore row = of_head;
+  TILEWISE_INLINE RowOf<C> query_score(const RowOf<C>& of_head, int32_t query) const {
+    RowOf<C> row = of_head;
     row.query = query;
     row.diagonal = query + diagonal;
     if constexpr (C.bias_type != kBiasNone) {

@@ -37,13 +37,13 @@ class Bwd {
   using Machine = typename Ops::Machine;
   static constexpr int kCols = C.block_m / C.wave_cols;  // of a wave's scores
   using Scores = Fragment<Ops, C.rows_per_wave, kCols>;
-  using Keys = BlockKeys<C, BwdParams, (C.wants_dq != 0)>;
+  using Keys = BlockKeys<C, typename FunctionsOf<C>::template ParamsOf<BwdParams>, (C.wants_dq != 0)>;
   using Dkdv = DkdvAccum<Ops, C>;
   using Dq = DqAccum<Ops, C>;
   static constexpr bool kWantsDs = C.wants_dk || C.wants_dq;  // dv needs P alone
 
  public:
-  using Params = BwdParams;
+  using Params = typename FunctionsOf<C>::template ParamsOf<BwdParams>;
   using Shared = BwdShared<Ops, C>;
 
   TILEWISE_INLINE static void run(const Params& params, Shared& shared) {

@@ -33,7 +33,7 @@ class BwdDbias {
   static constexpr int kThreads = C.waves * Machine::kLanes;
 
  public:
-  using Params = BwdDbiasParams;
+  using Params = typename FunctionsOf<C>::template ParamsOf<BwdDbiasParams>;
   using Shared = BwdDbiasShared<Ops, C>;
 
   TILEWISE_INLINE static void run(const Params& params, Shared& shared) {
@@ -105,7 +105,7 @@ class BwdDbias {
     mma_ABt(dP, own_rows(dout), v);  // dP = dO V^T
     S.for_each_tile([](auto& tile) { compute_by_here<Machine>(tile); });
     dP.for_each_tile([](auto& tile) { compute_by_here<Machine>(tile); });
-    RowScore rows[Scores::kSlots];
+    RowOf<C> rows[Scores::kSlots];
     QueryStatistics statistics[Scores::kSlots];
     TILEWISE_UNROLL
     for (int slot = 0; slot < Scores::kSlots; ++slot) {
@@ -123,11 +123,11 @@ class BwdDbias {
     S.for_each_pair(dP, Machine::not_hoisted(lane_), [&](int slot, int col, auto&& score, auto&& dp) {
       const int32_t key = first_key + col;
       const Probability P =
-          probability_of<Machine, C>(p_.score, rows[slot], band.seqlen_k, maximum(key, 0), score, statistics[slot].lse);
+          probability_of<Machine, C>(p_, rows[slot], band.seqlen_k, maximum(key, 0), score, statistics[slot].lse);
       // Where P is 0, of queries past the end too, dP may still be NaN.
       const bool visible =
-          key >= 0 && is_visible<C>(band, rows[slot].diagonal, key) && !P.hidden && statistics[slot].lse != kInfinity;
-      score = visible ? P.p * (dp - statistics[slot].delta) : 0.0f;
+          key >= 0 && sees_key<Machine, C>(p_, band, rows[slot], key) && !P.hidden && statistics[slot].lse != kInfinity;
+      score = visible ? P.p * (dp - statistics[slot].delta) * P.mod_slope : 0.0f;
     });
     dbias_.for_each_pair(S, lane_, [](int, int, auto&& sum, auto&& x) { sum += x; });  // S holds dS now
     Machine::barrier();                                                                // the patch was read by all

@@ -56,10 +56,10 @@ template <TileOps Ops, auto C>
 class BwdDkdv {
   using Machine = typename Ops::Machine;
   using Scores = Fragment<Ops, C.rows_per_wave, C.block_m>;
-  using Keys = BlockKeys<C, BwdDkdvParams, false>;
+  using Keys = BlockKeys<C, typename FunctionsOf<C>::template ParamsOf<BwdDkdvParams>, false>;
 
  public:
-  using Params = BwdDkdvParams;
+  using Params = typename FunctionsOf<C>::template ParamsOf<BwdDkdvParams>;
   using Shared = BwdDkdvShared<Ops, C>;
 
   TILEWISE_INLINE static void run(const Params& params, Shared& shared) {

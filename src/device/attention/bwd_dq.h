@@ -7,6 +7,7 @@
 #include "device/attention/config.h"
 #include "device/attention/dropout.h"
 #include "device/attention/kv_pipeline.h"
+#include "device/attention/seen_tiles.h"
 #include "device/tile/contract.h"
 #include "device/tile/mma.h"
 #include "device/tile/own_rows.h"
@@ -57,7 +58,7 @@ class BwdDq {
   using Queries = BlockQueries<false>;
 
  public:
-  using Params = BwdDqParams;
+  using Params = typename FunctionsOf<C>::template ParamsOf<BwdDqParams>;
   using Shared = BwdDqShared<Ops, C>;
 
   TILEWISE_INLINE static void run(const Params& params, Shared& shared) {
@@ -90,7 +91,9 @@ class BwdDq {
   TILEWISE_INLINE void visit_keys() {
     if (queries_.first_row >= queries_.used_rows) return;
     const int32_t last = minimum(queries_.first_row + C.block_m(), queries_.used_rows) - 1;
-    const TileRange t = key_tiles<C>(p_.score, sequence_, queries_.first_row, last);
+    TileRange t = key_tiles<C>(p_.score, sequence_, queries_.first_row, last);
+    const SeenTiles<Machine, C> seen(p_, queries_.batch, queries_.first_row / C.block_m());
+    t.begin = seen.first_seen(t.begin, t.end);
     if (t.begin >= t.end) return;
     pipeline_.open(p_, sequence_, queries_.batch, uniform<Machine>(queries_.head_k()));
     q_rows_.load(shared_.q_tile(), wave_row_, p_.shape.head_dim,
@@ -98,18 +101,23 @@ class BwdDq {
     dout_rows_.load(shared_.dout_tile(), wave_row_, p_.shape.head_dim_v,
                     [&](int row) { return queries_.template address_to_read<C.out_type>(p_.dout, sequence_, row); });
     pipeline_.start(stage_of(t.begin), t.begin);
-    for (int32_t tile = t.begin; tile < t.end; ++tile) step(tile, tile + 1 < t.end, !t.is_full(tile));
+    int32_t turn = t.begin;
+    for (int32_t tile = t.begin; tile < t.end; ++turn) {
+      const int32_t next = seen.first_seen(tile + 1, t.end);
+      step(turn, tile, next, next < t.end, !t.is_full(tile) || seen.hides_of(tile));
+      tile = next;
+    }
   }
 
-  TILEWISE_INLINE typename Shared::Stage& stage_of(int32_t tile) { return shared_.streams.stage[tile % C.stages]; }
+  TILEWISE_INLINE typename Shared::Stage& stage_of(int32_t turn) { return shared_.streams.stage[turn % C.stages]; }
   TILEWISE_INLINE decltype(auto) Q() const { return q_rows_.operand(shared_.q_tile(), wave_row_); }
   TILEWISE_INLINE decltype(auto) dO() const { return dout_rows_.operand(shared_.dout_tile(), wave_row_); }
 
-  /// One tile of keys. The next one is under way meanwhile.
-  TILEWISE_INLINE void step(int32_t tile, bool more, bool masked) {
-    typename Shared::Stage& stage = stage_of(tile);
+  /// One tile of keys, in its turn. The next one is under way meanwhile.
+  TILEWISE_INLINE void step(int32_t turn, int32_t tile, int32_t next, bool more, bool masked) {
+    typename Shared::Stage& stage = stage_of(turn);
     pipeline_.wait(stage);
-    if (more) pipeline_.start(stage_of(tile + 1), tile + 1);
+    if (more) pipeline_.start(stage_of(turn + 1), next);
 
     const int32_t first_key = tile * C.block_n;
     Scores S, dP;
@@ -140,10 +148,10 @@ class BwdDq {
     S.for_each_pair(dP, lane, [&](int slot, int col, auto&& s, auto&& dp) {
       const int32_t key = first_key + col;
       const Probability P =
-          probability_of<Machine, C>(p_.score, row_scores_[slot], band_.seqlen_k, key, s, statistics_[slot].lse);
+          probability_of<Machine, C>(p_, row_scores_[slot], band_.seqlen_k, key, s, statistics_[slot].lse);
       bool hidden = P.hidden;
-      if constexpr (kMasked) hidden |= !is_visible<C>(band_, row_scores_[slot].diagonal, key);
-      s = hidden ? 0.0f : P.p * (dp - statistics_[slot].delta) * P.slope;
+      if constexpr (kMasked) hidden |= !sees_key<Machine, C>(p_, band_, row_scores_[slot], key);
+      s = hidden ? 0.0f : P.p * (dp - statistics_[slot].delta) * P.mod_slope * P.slope;
     });
   }
 
@@ -160,7 +168,7 @@ class BwdDq {
 
   TILEWISE_INLINE void hide(Scores& dS, int32_t first_key) {
     dS.for_each(Machine::not_hoisted(lane_), [&](int slot, int col, auto&& ds) {
-      ds = is_visible<C>(band_, row_scores_[slot].diagonal, first_key + col) ? ds : 0.0f;
+      ds = sees_key<Machine, C>(p_, band_, row_scores_[slot], first_key + col) ? ds : 0.0f;
     });
   }
 
@@ -182,7 +190,7 @@ class BwdDq {
   KvPipeline<Ops, C, typename Shared::Stage> pipeline_;
   OwnRows<Ops, C, C.q_type, C.head_dim, is_crowded(C)> q_rows_;
   OwnRows<Ops, C, C.out_type, C.head_dim_v, is_crowded(C)> dout_rows_;
-  RowScore row_scores_[Scores::kSlots];
+  RowOf<C> row_scores_[Scores::kSlots];
   QueryStatistics statistics_[Scores::kSlots];
   VisibleBand band_;
   DropoutSeed seed_;

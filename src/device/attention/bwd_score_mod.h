@@ -56,9 +56,13 @@ class BwdScoreMod {
 
   TILEWISE_INLINE void hide(Scores& P, Scores& dS) const {
     const int lane = Machine::not_hoisted(lane_);
+    const auto batch = keys_.place.batch, head = at_.head;
     P.for_each_pair(dS, lane, [&](int slot, int col, auto&& p, auto&& ds) {
-      const int32_t key = keys_.first_key + wave_row_ + Scores::row_of_slot(lane, slot);
-      const bool visible = keys_.sees(first_query() + col, key);
+      const int32_t key = keys_.first_key + wave_row_ + Scores::row_of_slot(lane, slot), query = first_query() + col;
+      bool visible = keys_.sees(query, key);
+      if constexpr (FunctionsOf<C>::kHides) {
+        visible = visible & FunctionsOf<C>::template sees<Machine>(keys_.p.tables, batch, head, query, key);
+      }
       p = visible ? p : 0.0f;
       ds = visible ? ds : 0.0f;
     });
@@ -66,15 +70,15 @@ class BwdScoreMod {
 
   template <class Stage>
   TILEWISE_INLINE void general(Scores& S, Scores& dP, const Stage& stage) const {
-    const ScoreParams& params = keys_.p.score;
-    const RowScore of_head =
-        row_score<C>(params, keys_.p.shape.num_heads_q, keys_.sequence, keys_.place.batch, at_.head, 0);
+    const auto& params = keys_.p;
+    const RowOf<C> of_head =
+        row_score<C>(params.score, keys_.p.shape.num_heads_q, keys_.sequence, keys_.place.batch, at_.head, 0);
     // With everything at once, what derives from the lane is worked out tile by tile, else it passes the registers.
     const int lane = is_crowded(C) ? Machine::not_hoisted(lane_) : lane_;
     int element = 0;
     S.for_each_pair(dP, lane, [&](int slot, int col, auto&& s, auto&& dp) {
       const int32_t key = keys_.first_key + wave_row_ + Scores::row_of_slot(lane, slot), query = first_query() + col;
-      const RowScore row = keys_.query_score(of_head, query);
+      const RowOf<C> row = keys_.query_score(of_head, query);
       const TwoStatistics two = stage.two_statistics(first_col_ + col);
       const bool odd = (col & 1) != 0;  // chosen, not indexed: an indexed array lives in memory
       const QueryStatistics of_query{odd ? two.lse[1] : two.lse[0], odd ? two.delta[1] : two.delta[0]};
@@ -83,10 +87,10 @@ class BwdScoreMod {
       float after_dropout = P.p;
       if constexpr (C.dropout) {
         const bool keep = kept_.holds(element++);
-        after_dropout = keep ? P.p * params.dropout_scale : 0.0f;
-        dp = keep ? dp * params.dropout_scale : 0.0f;
+        after_dropout = keep ? P.p * params.score.dropout_scale : 0.0f;
+        dp = keep ? dp * params.score.dropout_scale : 0.0f;
       }
-      dp = P.hidden ? 0.0f : P.p * (dp - of_query.delta) * P.slope;
+      dp = P.hidden ? 0.0f : P.p * (dp - of_query.delta) * P.mod_slope * P.slope;
       s = P.hidden ? 0.0f : after_dropout;
     });
   }

@@ -30,22 +30,26 @@ TILEWISE_INLINE float weight_of(float score, float lse) {
   return Machine::exp2((score - lse) * kLog2E);
 }
 
-/// P of one position, before dropout, and what dS = P * (dP - delta) * slope needs beside it.
+/// P of one position, before dropout, and what dS = P * (dP - delta) * mod_slope * slope needs beside it.
 struct Probability {
   float p;
-  float slope;  // softcap's derivative, 1 without softcap
-  bool hidden;  // by a bias: no gradient comes from here, whatever it is computed from
+  float slope;      // softcap's derivative, 1 without softcap
+  bool hidden;      // by a bias or a function: no gradient comes from here, whatever it is computed from
+  float mod_slope;  // score_mod's, 1 without score_mod
 };
 
-/// From the product q.k.
-template <class Machine, auto C>
-TILEWISE_INLINE Probability probability_of(const ScoreParams& p, const RowScore& row, int32_t seqlen_k, int32_t key,
+/// From the product q.k, of a kernel's parameters.
+template <class Machine, auto C, class Params>
+TILEWISE_INLINE Probability probability_of(const Params& params, const RowOf<C>& row, int32_t seqlen_k, int32_t key,
                                            float product, float lse) {
-  if constexpr (C.plain_scale) return {weight_of<Machine>(rounded_product(product, p.softmax_scale), lse), 1.0f, false};
-  float capped = 0.0f;
-  const float score = full_score<Machine, C>(p, row, seqlen_k, key, product, &capped);
-  const float slope = C.softcap ? 1.0f - capped * capped : 1.0f;
-  return {weight_of<Machine>(score, lse), slope, C.bias_type != kBiasNone && score == -kInfinity};
+  if constexpr (C.plain_scale) {
+    return {weight_of<Machine>(rounded_product(product, params.score.softmax_scale), lse), 1.0f, false, 1.0f};
+  }
+  ScoreSlopes slopes;
+  const float score = full_score<Machine, C, true>(params, row, seqlen_k, key, product, &slopes);
+  const float slope = C.softcap ? 1.0f - slopes.capped * slopes.capped : 1.0f;
+  constexpr bool kMayHide = C.bias_type != kBiasNone || FunctionsOf<C>::kModifies;
+  return {weight_of<Machine>(score, lse), slope, kMayHide && score == -kInfinity, slopes.mod_slope};
 }
 
 }  // namespace tilewise::device

@@ -38,8 +38,16 @@ struct RowConfig {
   }
 };
 
+/// Of kernels whose scores no function changes or hides. kSkips: classes of tiles are known.
+struct NoScoreFunctions {
+  static constexpr bool kModifies = false, kHides = false, kSkips = false;
+  template <class Params>
+  using ParamsOf = Params;
+};
+
 /// Of kernels that see scores.
 struct ScoreConfig : RowConfig {
+  using Functions = NoScoreFunctions;
   Flag plain_scale = 1;  // scores are softmax_scale * q.k with a positive scale, nothing else
   Flag ranged = 0;       // a causal mask or a window
   Flag softcap = 0, alibi = 0, dropout = 0;
@@ -52,6 +60,14 @@ struct ScoreConfig : RowConfig {
     visit("alibi", c.alibi), visit("dropout", c.dropout), visit("bias_type", c.bias_type);
   }
 };
+
+/// A config whose scores functions of the problem's change: a stub brings their source, see score_functions.h.
+template <class Config, class ScoreFunctions>
+struct WithFunctions : Config {
+  using Functions = ScoreFunctions;
+};
+template <auto C>
+using FunctionsOf = typename decltype(C)::Functions;
 
 /// A block of `waves` waves owns block_m rows of queries and streams keys in tiles of block_n.
 struct ForwardConfig : ScoreConfig {
@@ -69,6 +85,18 @@ struct ForwardConfig : ScoreConfig {
     visit("rows_per_wave", c.rows_per_wave), visit("block_n", c.block_n), visit("stages", c.stages);
     visit("rows_in_registers", c.rows_in_registers), visit("pack_gqa", c.pack_gqa);
     visit("idle_waves", c.idle_waves), visit("split", c.split), visit("sink", c.sink);
+  }
+};
+
+/// A wave looks at a tile of own rows and streamed ones.
+struct MaskTilesConfig : RowConfig {
+  using Functions = NoScoreFunctions;
+  int32_t own = 64, streamed = 64;
+  Flag keys_own = 0;
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_row_field(c, visit);
+    visit("own", c.own), visit("streamed", c.streamed), visit("keys_own", c.keys_own);
   }
 };
 

@@ -136,8 +136,8 @@ struct FragmentDraws {
   using Table = DrawTable<Sets>;
   static_assert(Sets::has_known_words() && (Scores::kCols % 32 == 0 || Scores::kCols == 16));
 
-  template <int kSet>
-  TILEWISE_INLINE static PhiloxWords words(const DropoutSeed& seed, const RowScore (&rows)[Scores::kSlots],
+  template <int kSet, class Row>
+  TILEWISE_INLINE static PhiloxWords words(const DropoutSeed& seed, const Row (&rows)[Scores::kSlots],
                                            int32_t first_key) {
     constexpr int kFirst = Table::kSets.member[kSet][0];
     const RowScore& row = rows[Sets::slot(kFirst)];
@@ -161,9 +161,9 @@ struct FragmentDraws {
 };
 
 /// Clears what is dropped, where rows are queries. kScaled: and multiplies the rest by dropout_scale.
-template <bool kScaled, class Scores>
+template <bool kScaled, class Scores, class Row>
 TILEWISE_INLINE void apply_dropout(Scores& P, const ScoreParams& p, const DropoutSeed& seed,
-                                   const RowScore (&rows)[Scores::kSlots], int32_t first_key) {
+                                   const Row (&rows)[Scores::kSlots], int32_t first_key) {
   using Draws = FragmentDraws<Scores>;
   for_each_set<typename Draws::Table>([&](auto set) {
     constexpr int kSet = decltype(set)::value;

@@ -7,6 +7,7 @@
 #include "device/attention/dropout.h"
 #include "device/attention/kv_pipeline.h"
 #include "device/attention/scores.h"
+#include "device/attention/seen_tiles.h"
 #include "device/attention/sink.h"
 #include "device/tile/contract.h"
 #include "device/tile/mma.h"
@@ -55,7 +56,7 @@ class Forward {
   static constexpr bool kJoinsSink = C.sink && (!C.split || kSchedules);
 
  public:
-  using Params = typename Call::Forward;
+  using Params = typename FunctionsOf<C>::template ParamsOf<typename Call::Forward>;
   using Shared = ForwardShared<Ops, C, Call>;
   using Pipeline = typename Call::template Pipeline<Ops, C, typename Shared::Stage>;
 
@@ -133,7 +134,9 @@ class Forward {
 
   TILEWISE_INLINE void visit_keys() {
     constexpr bool kAppends = Call::template appends<C>();
-    const TileRange t = tiles();
+    TileRange t = tiles();
+    const SeenTiles<Machine, C> seen(p_, queries_.batch, queries_.first_row / C.block_m());
+    t.begin = seen.first_seen(t.begin, t.end);
     const KeyRange new_keys = keys_to_append(t);
     const auto append = [&] {
       if constexpr (kAppends) Call::template append<Ops, C>(p_, sequence_, queries_, new_keys);
@@ -149,8 +152,10 @@ class Forward {
       load_first_tile(t, new_keys, append);
     }
     // Whether to mask is a branch of one loop: of two loops' bodies the registers do not fit.
-    for (int32_t tile = t.begin; tile < t.end; tile += t.step, ++turn) {
-      step(turn, tile, tile + t.step, tile + t.step < t.end, !t.is_full(tile));
+    for (int32_t tile = t.begin; tile < t.end; ++turn) {
+      const int32_t next = seen.first_seen(tile + t.step, t.end);
+      step(turn, tile, next, next < t.end, !t.is_full(tile) || seen.hides_of(tile));
+      tile = next;
     }
   }
 
@@ -209,8 +214,8 @@ class Forward {
     S.clear();
     mma_ABt(S, Q(), stage.k);  // S = Q K^T
     pipeline_.scale_scores(S, stage);
-    score_mod<C>(S, p_.score, row_scores_, band_, first_key, masked);  // scale, softcap, bias, mask
-    softmax_.update(S, O_, scale());                                   // S holds P now, O is rescaled
+    score_mod<C>(S, p_, row_scores_, band_, first_key, masked);  // scale, softcap, bias, functions, mask
+    softmax_.update(S, O_, scale());                             // S holds P now, O is rescaled
     if constexpr (C.dropout) apply_dropout<false>(S, p_.score, seed_, row_scores_, first_key);
     pipeline_.scale_weights(S, stage);
     const auto P = to_operand<C.v_type>(S);
@@ -312,7 +317,7 @@ class Forward {
   int lane_, wave_row_;
   Pipeline pipeline_;
   typename Shared::QRows q_rows_;
-  RowScore row_scores_[Scores::kSlots];
+  RowOf<C> row_scores_[Scores::kSlots];
   VisibleBand band_;
   DropoutSeed seed_;
   OnlineSoftmax<Scores> softmax_;

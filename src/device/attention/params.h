@@ -53,6 +53,67 @@ struct ForwardParams {
   }
 };
 
+/// Captured tensors that a call's functions of scores may look up.
+inline constexpr int kMostTables = 8;
+
+/// One of them, as kernels see it; data null: there is none of this number.
+struct ScoreTable {
+  const void* data;
+  int64_t strides[4];  // in elements; 0 of dimensions that it has not
+  int32_t sizes[4];    // 1 of those
+  int32_t element_bytes, unused;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("strides", p.strides), visit("sizes", p.sizes);
+    visit("element_bytes", p.element_bytes), visit("unused", p.unused);
+  }
+};
+
+/// What mask_mod leaves of a tile of queries and keys.
+enum TileClass : uint8_t { kTileHidden = 0, kTileMixed = 1, kTileSeen = 2 };
+
+/// The class of each tile; data null: none is known.
+template <class Byte>
+struct TileClasses {
+  Byte* data;            // [entries of the batch, or 1; tiles of own rows, tiles of streamed ones]
+  int64_t batch_stride;  // 0 where mask_mod is the same for all entries
+  int64_t bytes;         // of all
+  int32_t streamed;      // tiles of a row
+  int32_t keys_own;      // rows are tiles of keys, else of queries
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("batch_stride", p.batch_stride), visit("bytes", p.bytes);
+    visit("streamed", p.streamed), visit("keys_own", p.keys_own);
+  }
+};
+
+/// Of a kernel whose scores functions of the problem's change: its own parameters, what mask_tiles has found, and the
+/// tensors that functions look up.
+template <class Params>
+struct WithTables : Params {
+  TileClasses<const uint8_t> tiles;
+  ScoreTable tables[kMostTables];
+
+  template <class Self, class Visit>
+  static constexpr void for_each_field(Self& p, const Visit& visit) {
+    Params::for_each_field(p, visit);
+    visit("tiles", p.tiles), visit("tables", p.tables);
+  }
+};
+
+struct MaskTilesParams {
+  AttentionShape shape;
+  TileGrid grid;
+  TileClasses<uint8_t> classes;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("grid", p.grid), visit("classes", p.classes);
+  }
+};
+
 /// Merges the parts that split keys leave.
 struct CombineParams {
   AttentionShape shape;

@@ -41,14 +41,25 @@ class QDoPipeline {
                             int32_t end, const Visit& visit) {
     // Copies under way write where a lone stage is being read.
     constexpr bool kAhead = C.stages > 1 || !Ops::kAsyncCopies;
-    QueryPosition at = keys.position(tiles, begin);
-    start(stages[begin % C.stages], keys, at);
-    while (at.step < end) {
-      const QueryPosition next = at.next(tiles);
-      Stage& stage = stages[at.step % C.stages];
+    const SeenTiles<Machine, C> seen(keys.p, keys.place.batch, keys.place.tile);
+    const auto first_seen = [&](QueryPosition from) {
+      while (skips_tiles<C>() && from.step < end && !seen.sees(from.tile)) from = from.next(tiles);
+      return from;
+    };
+    QueryPosition at = first_seen(keys.position(tiles, begin));
+    if (skips_tiles<C>() && at.step >= end) {
+      Ops::finish_copies();  // the block's own rows are on their way to what its results take the place of
+      Machine::barrier();
+      return;
+    }
+    int32_t turn = at.step;
+    start(stages[turn % C.stages], keys, at);
+    for (; at.step < end; ++turn) {
+      const QueryPosition next = first_seen(at.next(tiles));
+      Stage& stage = stages[turn % C.stages];
       wait(stage);
-      if (kAhead && next.step < end) start(stages[next.step % C.stages], keys, next);
-      visit(stage, at, C.ranged && !tiles.is_full(at.tile));
+      if (kAhead && next.step < end) start(stages[(turn + 1) % C.stages], keys, next);
+      visit(stage, at, (C.ranged && !tiles.is_full(at.tile)) || seen.hides_of(at.tile));
       if (!kAhead && next.step < end) {
         Machine::barrier();  // the tile was read by all
         start(stage, keys, next);

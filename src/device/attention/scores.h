@@ -2,6 +2,7 @@
 // the forward and the backward pass.
 #pragma once
 
+#include "device/attention/config.h"
 #include "device/attention/params.h"
 #include "device/common/float16.h"
 #include "device/common/mask.h"
@@ -40,14 +41,25 @@ struct RowScore {
   int64_t bias;  // offset of its bias at key 0 (left padding included)
 };
 
+/// And where functions ask for its sequence and head.
+struct FunctionRow : RowScore {
+  int32_t batch, head;
+};
+template <auto C>
+using RowOf = Choose<FunctionsOf<C>::kModifies || FunctionsOf<C>::kHides, FunctionRow, RowScore>;
+
 /// Rows past the end need no care, since what they compute is not stored: a lane's rows stay
 /// one register plus constants.
 template <auto C>
-TILEWISE_INLINE RowScore row_score(const ScoreParams& p, int64_t num_heads_q, const Sequence& s, int64_t batch,
+TILEWISE_INLINE RowOf<C> row_score(const ScoreParams& p, int64_t num_heads_q, const Sequence& s, int64_t batch,
                                    int64_t head, int64_t i) {
-  RowScore row{};
+  RowOf<C> row{};
   row.query = static_cast<int32_t>(i);
   row.diagonal = static_cast<int32_t>(i + diagonal_offset(p, s));
+  if constexpr (IsSame<RowOf<C>, FunctionRow>::value) {
+    row.batch = static_cast<int32_t>(batch);
+    row.head = static_cast<int32_t>(head);
+  }
   row.batch_head = static_cast<uint32_t>(batch * num_heads_q + head);
   if constexpr (C.alibi) row.slope = p.alibi_slopes[batch * p.alibi_batch_stride + head * p.alibi_head_stride];
   if constexpr (C.bias_type != kBiasNone) {
@@ -80,12 +92,18 @@ TILEWISE_INLINE float load_bias(const ScoreParams& p, int64_t offset) {
   }
 }
 
+/// Whether a boolean bias leaves the position at an offset.
+template <class Machine>
+TILEWISE_INLINE bool is_left_by_bias(const ScoreParams& p, int64_t offset) {
+  return Machine::load_global(static_cast<const uint8_t*>(p.bias.data) + offset);
+}
+
 /// score * scale and the bias at an offset, rounded once. Where a boolean bias hides the position, whatever the score
 /// is: -infinity.
 template <class Machine, auto C>
 TILEWISE_INLINE float scale_and_bias(float score, float scale, const ScoreParams& p, int64_t offset) {
   if constexpr (C.bias_type == kBiasBool) {
-    const bool seen = Machine::load_global(static_cast<const uint8_t*>(p.bias.data) + offset);
+    const bool seen = is_left_by_bias<Machine>(p, offset);
     return seen ? rounded_product(score, scale) : -kInfinity;
   } else if constexpr (C.bias_type == kBiasNone) {
     return rounded_product(score, scale);
@@ -94,28 +112,56 @@ TILEWISE_INLINE float scale_and_bias(float score, float scale, const ScoreParams
   }
 }
 
-/// A score in natural units, from the plain product. `capped`: the score after the cap, before the bias, divided by
-/// softcap (the backward pass needs it).
-template <class Machine, auto C>
-TILEWISE_INLINE float full_score(const ScoreParams& p, const RowScore& row, int32_t seqlen_k, int32_t key,
-                                 float product, float* capped = nullptr) {
+/// What the backward pass needs beside a score.
+struct ScoreSlopes {
+  float capped = 0.0f;     // the score after the cap, before the bias, divided by softcap
+  float mod_slope = 1.0f;  // score_mod's derivative
+};
+
+/// A score in natural units, from the plain product; kBackward: with its slopes. Of a kernel's parameters.
+template <class Machine, auto C, bool kBackward, class Params>
+TILEWISE_INLINE float full_score(const Params& params, const RowOf<C>& row, int32_t seqlen_k, int32_t key,
+                                 float product, ScoreSlopes* slopes = nullptr) {
+  using Functions = FunctionsOf<C>;
+  const ScoreParams& p = params.score;
   float x = product, scale = p.softmax_scale;
   if constexpr (C.softcap) {
     x = tanh_of<Machine>(product * p.softmax_scale * Machine::reciprocal(p.softcap));
-    if (capped) *capped = x;
+    if (slopes) slopes->capped = x;
     scale = p.softcap;
   }
   const int64_t inside = minimum(key, seqlen_k - 1);  // a key past the end has no bias, and is masked away
-  x = scale_and_bias<Machine, C>(x, scale, p, row.bias + inside * p.bias.key_stride);
+  const int64_t bias = row.bias + inside * p.bias.key_stride;
+  x = scale_and_bias<Machine, C>(x, scale, p, bias);
   if constexpr (C.alibi) {
     const int32_t distance = row.diagonal - key;
     x = fused_multiply_add(-row.slope, static_cast<float>(distance < 0 ? -distance : distance), x);
   }
+  if constexpr (Functions::kModifies) {
+    if constexpr (kBackward) {
+      slopes->mod_slope = Functions::template slope<Machine>(params.tables, x, row.batch, row.head, row.query, key);
+    }
+    x = with_plain_nan<Machine>(
+        Functions::template score<Machine>(params.tables, x, row.batch, row.head, row.query, key));
+    // Hidden before any number is looked at, whatever the function makes of it.
+    if constexpr (C.bias_type == kBiasBool) x = is_left_by_bias<Machine>(p, bias) ? x : -kInfinity;
+  }
   return x;
 }
 
-template <auto C, bool kMasked, class Scores>
-TILEWISE_INLINE void modify_scores(Scores& S, const ScoreParams& p, const RowScore (&rows)[Scores::kSlots],
+/// Whether a row sees a key: by mask, window and the problem's function.
+template <class Machine, auto C, class Params>
+TILEWISE_INLINE bool sees_key(const Params& params, const VisibleBand& band, const RowOf<C>& row, int32_t key) {
+  bool seen = is_visible<C>(band, row.diagonal, key);
+  if constexpr (FunctionsOf<C>::kHides) {
+    // Without a branch, as look-ups are.
+    seen = seen & FunctionsOf<C>::template sees<Machine>(params.tables, row.batch, row.head, row.query, key);
+  }
+  return seen;
+}
+
+template <auto C, bool kMasked, class Scores, class Params>
+TILEWISE_INLINE void modify_scores(Scores& S, const Params& params, const RowOf<C> (&rows)[Scores::kSlots],
                                    const VisibleBand& band, int32_t first_key) {
   using Machine = typename Scores::Ops::Machine;
   if constexpr (C.plain_scale && !kMasked) return;
@@ -123,19 +169,19 @@ TILEWISE_INLINE void modify_scores(Scores& S, const ScoreParams& p, const RowSco
   const int lane = kMasked ? Machine::not_hoisted(Machine::lane()) : Machine::lane();
   S.for_each(lane, [&](int slot, int col, auto&& x) {
     [[maybe_unused]] const int32_t key = first_key + col;
-    if constexpr (!C.plain_scale) x = full_score<Machine, C>(p, rows[slot], band.seqlen_k, key, x);
-    if constexpr (kMasked) x = is_visible<C>(band, rows[slot].diagonal, key) ? x : -kInfinity;
+    if constexpr (!C.plain_scale) x = full_score<Machine, C, false>(params, rows[slot], band.seqlen_k, key, x);
+    if constexpr (kMasked) x = sees_key<Machine, C>(params, band, rows[slot], key) ? x : -kInfinity;
   });
 }
 
 /// Applies the options that C names and, in a masked tile, hides what a row does not see.
-template <auto C, class Scores>
-TILEWISE_INLINE void score_mod(Scores& S, const ScoreParams& p, const RowScore (&rows)[Scores::kSlots],
+template <auto C, class Scores, class Params>
+TILEWISE_INLINE void score_mod(Scores& S, const Params& params, const RowOf<C> (&rows)[Scores::kSlots],
                                const VisibleBand& band, int32_t first_key, bool masked) {
   if (masked) {
-    modify_scores<C, true>(S, p, rows, band, first_key);
+    modify_scores<C, true>(S, params, rows, band, first_key);
   } else {
-    modify_scores<C, false>(S, p, rows, band, first_key);
+    modify_scores<C, false>(S, params, rows, band, first_key);
   }
 }
 

@@ -86,7 +86,7 @@ struct AttentionParams : AttendedRows {
   SinkTensor dsink;
   int32_t deterministic, batch_invariant;
 
-  const TensorView* tables;  // of score_mod and mask_mod, as many as the problem has; on the CPU alone
+  const TensorView* tables;  // of score_mod and mask_mod, as many as the problem has; in memory of the host
 };
 
 }  // namespace tilewise::device

@@ -1,6 +1,10 @@
 // From the call to each kernel's block: the grid, the workspace and what goes with it stay as they are.
 #include "backends/portable/attention/bind.hpp"
 
+#include <algorithm>
+
+#include "tilewise/tensor.hpp"
+
 namespace tilewise::backends::portable {
 namespace {
 
@@ -24,6 +28,15 @@ void bind_gradients(const device::AttentionParams& call, Params& params) {
 
 }  // namespace
 
+void bind_tables(const device::AttentionParams& call, std::span<device::ScoreTable, device::kMostTables> tables) {
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    if (tables[i].element_bytes == 0) continue;
+    const TensorView& view = call.tables[i];
+    tables[i].data = view.data;
+    std::copy_n(view.strides.begin(), view.rank, tables[i].strides);
+  }
+}
+
 void bind(const device::AttendedRows& call, device::ForwardParams& params) {
   bind_scores(call, params);
   params.out = call.out;
@@ -36,6 +49,8 @@ void bind(const device::AttendedRows& call, device::CombineParams& params) {
   params.softmax_lse = call.softmax_lse;
   params.sink = call.sink;
 }
+
+void bind(const device::AttentionParams& call, device::MaskTilesParams& params) { params.shape = call; }
 
 void bind(const device::AttentionParams& call, device::BwdPreprocessParams& params) {
   params.shape = call;

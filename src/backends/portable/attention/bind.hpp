@@ -1,6 +1,8 @@
 // What only a call knows, put into the parameter blocks of its kernels.
 #pragma once
 
+#include <span>
+
 #include "device/attention/params.h"
 
 namespace tilewise::backends::portable {
@@ -9,6 +11,10 @@ namespace tilewise::backends::portable {
 void bind(const device::AttendedRows& call, device::ForwardParams& params);
 void bind(const device::AttendedRows& call, device::CombineParams& params);
 
+/// Tables: of those that the problem has (element_bytes is set), where they lie.
+void bind_tables(const device::AttentionParams& call, std::span<device::ScoreTable, device::kMostTables> tables);
+
+void bind(const device::AttentionParams& call, device::MaskTilesParams& params);
 void bind(const device::AttentionParams& call, device::BwdPreprocessParams& params);
 void bind(const device::AttentionParams& call, device::BwdDqParams& params);
 void bind(const device::AttentionParams& call, device::BwdDkdvParams& params);

@@ -73,6 +73,18 @@ class ContiguousCall {
     return given ? TensorView(nullptr, DType::i32, {count}) : TensorView{};
   }
 
+  [[nodiscard]] static TensorView contiguous(const TableShape& table) {
+    TensorView view(nullptr, table.dtype, {});
+    view.rank = table.rank;
+    std::int64_t stride = 1;
+    for (auto d = static_cast<std::size_t>(table.rank); d-- > 0;) {
+      view.shape[d] = table.shape[d];
+      view.strides[d] = stride;
+      stride *= table.shape[d];
+    }
+    return view;
+  }
+
   /// Tensors alone: make_params() takes every other option from the problem.
   void set_options(AttentionOptions& options) const {
     const bool packed = p_.layout == Layout::thd;
@@ -90,6 +102,7 @@ class ContiguousCall {
     options.q_scale = scales(p_.q_scale, p_.num_heads_q);
     options.k_scale = scales(p_.k_scale, p_.num_heads_k);
     options.v_scale = scales(p_.v_scale, p_.num_heads_k);
+    for (const TableShape& table : p_.tables) options.tables.push_back(contiguous(table));
     if (p_.seed_tensor) options.seed_and_offset = {nullptr, DType::i64, {2}};
   }
 

@@ -21,6 +21,7 @@ constexpr double kLoneWaveParts = 4.0;  // of a multiprocessor's matrix units, o
 constexpr double kWideRows = 0.83, kNarrowRows = 1.02;  // of a flop, by rows a wave: 32 or 16
 constexpr double kScore = 54.0;                         // a score's exponential and its neighbours
 constexpr double kSoftcap = 150.0, kDropout = 185.0, kBias = 60.0, kAlibi = 25.0;
+constexpr double kMaskTiles = 100.0;  // a pair that mask_mod is asked for alone; not measured
 
 // The backward pass: of a flop, by columns that fit a wave's registers; a block's own rows; a score beside products.
 constexpr double kBwdFlop = 1.10, kBwdWideFlop = 1.42, kApartFlop = 1.3;
@@ -112,6 +113,10 @@ double Estimator::forward_us(const device::ForwardConfig& c, std::int64_t blocks
       operations::attention::keys_seen(p_, std::max(extent_.seqlen_q, 1.0)) / std::max(extent_.seqlen_k, 1.0);
   const double bytes = dims() * (kHalf * rows_q() + key_bytes * rows_k() * std::min(seen, 1.0));
   return kStartUs + std::max(blocks_us(b), stream_us(bytes));
+}
+
+double Estimator::mask_tiles_us(std::int64_t entries) const {
+  return kStreamStartUs + 1e-3 * kMaskTiles * f(entries) * f(p_.seqlen_q) * f(p_.seqlen_k) / traits_.gflops;
 }
 
 /// Parts come from the cache, a float at a time.

@@ -22,6 +22,8 @@ class Estimator {
   /// With keys and values of so many bytes an element.
   [[nodiscard]] double forward_us(const device::ForwardConfig& config, std::int64_t blocks, std::int64_t splits,
                                   double key_bytes = 2.0) const;
+  /// Of mask_mod asked for every pair of a query and a key of so many entries.
+  [[nodiscard]] double mask_tiles_us(std::int64_t entries) const;
   [[nodiscard]] double combine_us(std::int64_t splits) const;
   [[nodiscard]] double preprocess_us(bool clears_dq_accum) const;
   [[nodiscard]] double bwd_us(const device::BwdConfig& config, std::int64_t blocks, std::int64_t splits) const;

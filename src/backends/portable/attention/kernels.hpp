@@ -27,6 +27,28 @@ struct Forward : AttentionKernel<device::ForwardConfig, device::ForwardParams> {
   static std::uint32_t shared_bytes(const Config& config, Family family, std::int32_t beside_tiles = 0);
 };
 
+/// A kernel of scores with functions: the stub brings their source as `ScoreFunctions`.
+template <typename Kernel>
+struct WithFunctions : Kernel {
+  using Params = device::WithTables<typename Kernel::Params>;
+  static constexpr gpu::JoinedName kConfigName{"WithFunctions<", Kernel::kConfig, ", ScoreFunctions>"},
+      kParamsName{"WithTables<tilewise::device::", Kernel::kParams, ">"};
+  static constexpr std::string_view kConfig = kConfigName.view(), kParams = kParamsName.view();
+
+  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
+    portable::for_each_pointer(params, visit);
+    const auto* block = reinterpret_cast<const std::byte*>(&params);
+    portable::visit_tile_classes(params.tiles, block, visit);
+    portable::for_each_table(params.tables, block, visit);
+  }
+};
+
+struct MaskTiles : AttentionKernel<device::MaskTilesConfig, device::MaskTilesParams> {
+  static constexpr std::string_view kName = "mask_tiles", kHeader = "device/attention/mask_tiles.h",
+                                    kKernel = "MaskTiles", kConfig = "MaskTilesConfig", kParams = "MaskTilesParams";
+  static std::uint32_t shared_bytes(const Config&, Family) { return 0; }
+};
+
 struct Combine : AttentionKernel<device::CombineConfig, device::CombineParams> {
   static constexpr std::string_view kName = "combine", kHeader = "device/attention/combine.h", kKernel = "Combine",
                                     kConfig = "CombineConfig", kParams = "CombineParams";
@@ -105,6 +127,12 @@ void for_each_kernel(Visit&& visit) {
   visit.template operator()<BwdDbias>();
   visit.template operator()<BwdDsink>();
   visit.template operator()<ClearRest>();
+  visit.template operator()<WithFunctions<MaskTiles>>();
+  visit.template operator()<WithFunctions<Forward>>();
+  visit.template operator()<WithFunctions<BwdDq>>();
+  visit.template operator()<WithFunctions<BwdDkdv>>();
+  visit.template operator()<WithFunctions<Bwd>>();
+  visit.template operator()<WithFunctions<BwdDbias>>();
 }
 
 }  // namespace tilewise::backends::portable

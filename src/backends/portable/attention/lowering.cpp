@@ -6,6 +6,7 @@
 #include "backends/portable/attention/bind.hpp"
 #include "backends/portable/attention/clear_rest.hpp"
 #include "backends/portable/attention/estimate.hpp"
+#include "backends/portable/attention/functions.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "backends/portable/attention/splits.hpp"
 #include "core/ceil_div.hpp"
@@ -46,15 +47,61 @@ class Lowerer {
     if constexpr (requires { params.grid; }) {
       params.grid = device::tile_grid(tiles, splits, heads, group_of(p_));
     }
-    const auto bind_params = [](const void* call, void* block) {
-      bind(*static_cast<const device::AttentionParams*>(call), *static_cast<typename Kernel::Params*>(block));
-    };
     const gpu::Extent3 grid{static_cast<std::uint32_t>(tiles * splits * heads * batches)};
-    if (builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params) == nullptr) return;
+    if (!launch<Kernel>(config, grid, params)) return;
     estimated_us_ += Estimator::kLaunchUs + us;
     if (fits<Kernel>(config, traits_) || !refusal_.empty()) return;
     refusal_ = concat(Kernel::kName, " needs ", Kernel::shared_bytes(config, traits_.family),
                       " bytes of shared memory a block, ", traits_.architecture, " has ", traits_.shared_bytes);
+  }
+
+  /// Whether there is anything to launch. Kernels that see scores have the problem's functions, if any.
+  template <typename Kernel>
+  bool launch(const typename Kernel::Config& config, gpu::Extent3 grid, const typename Kernel::Params& params) {
+    if constexpr (requires { typename Kernel::Config::Functions; }) {
+      if (has_functions(p_)) return launch_with_functions<WithFunctions<Kernel>>(config, grid, params);
+    }
+    const auto bind_params = [](const void* call, void* block) {
+      bind(*static_cast<const device::AttentionParams*>(call), *static_cast<typename Kernel::Params*>(block));
+    };
+    return builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params) != nullptr;
+  }
+
+  template <typename Kernel, typename Params>
+  bool launch_with_functions(const typename Kernel::Config& config, gpu::Extent3 grid, const Params& own) {
+    const auto bind_params = [](const void* block_of_call, void* block) {
+      const auto& call = *static_cast<const device::AttentionParams*>(block_of_call);
+      auto& params = *static_cast<typename Kernel::Params*>(block);
+      bind(call, static_cast<Params&>(params));
+      bind_tables(call, params.tables);
+    };
+    typename Kernel::Params params{own, tile_classes_, {}};
+    set_tables(p_, params.tables);
+    gpu::Launch* const launch = builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params);
+    if (launch == nullptr) return false;
+    if (definitions_.empty()) definitions_ = function_definitions(p_);
+    launch->key.definitions = definitions_;
+    return true;
+  }
+
+  /// What mask_mod leaves of tiles of a kernel that is added next.
+  void add_mask_tiles(std::int64_t own_rows, std::int64_t streamed_rows, bool keys_own) {
+    tile_classes_ = {};
+    if (!knows_tiles(p_)) return;
+    device::MaskTilesConfig config;
+    config.own = static_cast<std::int32_t>(own_rows);
+    config.streamed = static_cast<std::int32_t>(streamed_rows);
+    config.keys_own = keys_own;
+    const std::int64_t own = ceil_div(keys_own ? p_.seqlen_k : p_.seqlen_q, own_rows);
+    const std::int64_t streamed = ceil_div(keys_own ? p_.seqlen_q : p_.seqlen_k, streamed_rows);
+    const std::int64_t entries = has_tiles_of_entries(p_) ? p_.batch_size : 1;
+    device::MaskTilesParams params{};
+    params.classes = {nullptr, entries > 1 ? own * streamed : 0, entries * own * streamed,
+                      static_cast<std::int32_t>(streamed), keys_own};
+    add<MaskTiles>(config, params, own, ceil_div(streamed, std::int64_t{config.waves}), 1, entries,
+                   estimator_.mask_tiles_us(entries));
+    const auto& c = params.classes;
+    tile_classes_ = {nullptr, c.batch_stride, c.bytes, c.streamed, c.keys_own};
   }
 
   void lower_forward() {
@@ -66,6 +113,7 @@ class Lowerer {
         forward_splits(p_, traits_, config, tiles * heads * p_.batch_size, blocks_at_once(config));
     config.split = splits > 1;
     if (config.split) config.sink = 0;
+    if (!config.pack_gqa) add_mask_tiles(config.block_m(), config.block_n, false);
     add<Forward>(config, {}, tiles, splits, heads, p_.batch_size,
                  estimator_.forward_us(config, tiles * splits * heads * p_.batch_size, splits));
     if (config.split) add_combine(splits);
@@ -127,6 +175,7 @@ class Lowerer {
       params.dk_accum_a_block = std::int64_t{config.block_n()} * config.head_dim;
       params.dv_accum_a_block = std::int64_t{config.block_n()} * config.head_dim_v;
     }
+    add_mask_tiles(config.block_n(), config.block_m, true);
     add<Bwd>(config, params, tiles, splits, p_.num_heads_k, p_.batch_size,
              estimator_.bwd_us(config, blocks * splits, splits));
     describe<Bwd>(config.block_n(), config.block_m);
@@ -144,6 +193,7 @@ class Lowerer {
   void add_dkdv() {
     device::BwdDkdvConfig config = bwd_dkdv_config(p_, traits_);
     const bool apart = !config.wants_dv;
+    add_mask_tiles(config.block_n(), config.block_m, true);
     const std::int64_t tiles = ceil_div(p_.seqlen_k, config.block_n());
     const auto launch = [&](bool dk, bool dv) {
       config.wants_dk = dk;
@@ -163,6 +213,7 @@ class Lowerer {
   void add_dq() {
     const device::BwdDqConfig config = bwd_dq_config(p_, traits_);
     const std::int64_t tiles = ceil_div(p_.seqlen_q, config.block_m());
+    add_mask_tiles(config.block_m(), config.block_n, false);
     add<BwdDq>(config, {}, tiles, 1, p_.num_heads_q, p_.batch_size,
                estimator_.dq_us(config, tiles * p_.num_heads_q * p_.batch_size));
     describe<BwdDq>(config.block_m(), config.block_n);
@@ -186,7 +237,8 @@ class Lowerer {
   Estimator estimator_;
   device::AttentionShape shape_;
   gpu::LoweringBuilder builder_{traits_.overlaps_steps};
-  std::string refusal_;
+  std::string refusal_, definitions_;
+  device::TileClasses<const std::uint8_t> tile_classes_{};  // of the kernel that is added next
   double estimated_us_ = 0.0;
 };
 
@@ -198,7 +250,8 @@ std::string limit_refusal(const Problem& p) {
   }
   const std::int64_t longest = std::max(p.seqlen_q * group_of(p), p.seqlen_k);
   constexpr std::int64_t kLongest = std::int64_t{1} << 29;
-  return longest > kLongest ? concat("rows of a sequence must be <= 2^29 (got ", longest, ")") : std::string();
+  if (longest > kLongest) return concat("rows of a sequence must be <= 2^29 (got ", longest, ")");
+  return functions_refusal(p);
 }
 
 }  // namespace

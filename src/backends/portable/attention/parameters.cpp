@@ -2,6 +2,7 @@
 #include "backends/portable/attention/parameters.hpp"
 
 #include "backends/portable/attention/pointer_table.hpp"
+#include "operations/attention/score_functions.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
@@ -18,6 +19,15 @@ void score_inputs(const PointerTable<Params>& table, const Params& p) {
   table.values(p.v, "v", Access::read);
 }
 
+/// Of two kernels of a pass, tiles of queries are own rows of one, and tiles of keys of the other.
+template <typename Byte>
+Region region_of(const device::TileClasses<Byte>& classes, Access access) {
+  Region region{.name = classes.keys_own != 0 ? "key_tile_classes" : "query_tile_classes", .workspace = true};
+  region.access = access;
+  region.row = classes.bytes;
+  return region;
+}
+
 /// What those of the backward pass read beside.
 template <typename Params>
 void gradient_inputs(const PointerTable<Params>& table, const Params& p) {
@@ -28,6 +38,30 @@ void gradient_inputs(const PointerTable<Params>& table, const Params& p) {
 }
 
 }  // namespace
+
+void for_each_pointer(const device::MaskTilesParams& p, const RegionVisitor& visit) {
+  const PointerTable table(p, visit);
+  table.lengths();
+  table.add(p.classes.data, region_of(p.classes, Access::write));
+}
+
+void visit_tile_classes(const device::TileClasses<const std::uint8_t>& classes, const std::byte* block,
+                        const RegionVisitor& visit) {
+  visit(region_of(classes, Access::read),
+        static_cast<std::size_t>(reinterpret_cast<const std::byte*>(&classes.data) - block));
+}
+
+void for_each_table(std::span<const device::ScoreTable, device::kMostTables> tables, const std::byte* block,
+                    const RegionVisitor& visit) {
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    const device::ScoreTable& table = tables[i];
+    Region region{.name = operations::attention::table_name(i),
+                  .element_bytes = static_cast<std::size_t>(std::max(table.element_bytes, 1)),
+                  .rank = static_cast<int>(std::size(table.sizes))};
+    for (std::size_t d = 0; d < std::size(table.sizes); ++d) region.outer[d] = {table.sizes[d], table.strides[d]};
+    visit(region, static_cast<std::size_t>(reinterpret_cast<const std::byte*>(&table.data) - block));
+  }
+}
 
 void for_each_pointer(const device::ForwardParams& p, const RegionVisitor& visit) {
   const PointerTable table(p, visit);

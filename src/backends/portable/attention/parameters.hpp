@@ -2,12 +2,24 @@
 // emulation's memory checks and launch.json go by.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
 #include "device/attention/params.h"
 #include "gpu/parameters.hpp"
 
 namespace tilewise::backends::portable {
 
 using gpu::RegionVisitor;
+
+void for_each_pointer(const device::MaskTilesParams& p, const RegionVisitor& visit);
+/// What that kernel has found, in the block that begins at `block`.
+void visit_tile_classes(const device::TileClasses<const std::uint8_t>& classes, const std::byte* block,
+                        const RegionVisitor& visit);
+/// Those of the tables that functions of scores look up, which stand in the block that begins at `block`.
+void for_each_table(std::span<const device::ScoreTable, device::kMostTables> tables, const std::byte* block,
+                    const RegionVisitor& visit);
 
 void for_each_pointer(const device::ForwardParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::CombineParams& p, const RegionVisitor& visit);

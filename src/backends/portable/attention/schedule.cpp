@@ -5,6 +5,7 @@
 #include <array>
 #include <span>
 
+#include "backends/portable/attention/functions.hpp"
 #include "core/ceil_div.hpp"
 
 namespace tilewise::backends::portable {
@@ -80,7 +81,9 @@ void shape_sm80_forward(device::ForwardConfig& c, const Problem& p, const Device
   // softcap do everywhere but on sm_90a (68 to 92 bytes at head_dim 128), dropout on sm_100 (80).
   const bool caps = (c.softcap || c.alibi) && traits.architecture != "sm_90a";
   const bool drops = c.dropout && traits.architecture == "sm_100";
-  if (dim > 64 && dim <= 128 && rows > 64 && (c.bias_type != device::kBiasNone || caps || drops)) c.block_n = 32;
+  // Functions do on every architecture (168 on sm_90a).
+  const bool narrow = c.bias_type != device::kBiasNone || caps || drops || has_functions(p);
+  if (dim > 64 && dim <= 128 && rows > 64 && narrow) c.block_n = 32;
   const bool few_blocks = has_few_blocks(p, traits);
   // Rows of 160, 192 and 224 elements are no power of 2 of chunks, each of which has an address of its own: of tiles
   // that one wave copies they pass its registers (132, 300 and 704 bytes spilled; 120 of 32 keys of 224).
@@ -168,11 +171,11 @@ constexpr std::array<BwdShape, 4> kBwdMiddle{{{8, 2, 64, 2}, {8, 2, 32, 2}, {4, 
 constexpr std::array<BwdShape, 2> kBwdWide{{{8, 4, 64, 2}, {8, 4, 64, 1}}};
 
 /// Registers that a wave lacks for the first shapes of a list: dropout's draws and a bias pass them by some hundred
-/// bytes a lane at head_dim 64, everything together at 128.
-std::span<const BwdShape> bwd_shapes(const ScoreConfig& c, const DeviceTraits& traits) {
+/// bytes a lane at head_dim 64 (functions by 196), everything together at 128.
+std::span<const BwdShape> bwd_shapes(const ScoreConfig& c, const DeviceTraits& traits, bool functions) {
   const std::int32_t dim = c.wider_dim();
   const bool has_bias = c.bias_type != device::kBiasNone;
-  if (dim <= 64) return std::span(kBwdNarrow).subspan(c.dropout || has_bias ? 1 : 0);
+  if (dim <= 64) return std::span(kBwdNarrow).subspan(c.dropout || has_bias || functions ? 1 : 0);
   // Dropout or a bias alone spills 84 bytes of the first middle shape on sm_80, at most 20 elsewhere.
   const bool spills = (c.dropout || has_bias) && traits.architecture == "sm_80";
   if (dim <= 128) return std::span(kBwdMiddle).subspan(spills || (is_crowded(c) && c.lengths) ? 1 : 0);
@@ -241,7 +244,8 @@ operations::attention::FeatureSet attention_features() {
           seqused_q,     seqused_k,
           leftpad_k,     dlse,
           deterministic, batch_invariant,
-          clear_rest};
+          clear_rest,    score_mod,
+          mask_mod};
 }
 
 void set_score_options(ScoreConfig& c, const Problem& p) {
@@ -251,7 +255,8 @@ void set_score_options(ScoreConfig& c, const Problem& p) {
   c.alibi = p.alibi_slopes != AlibiKind::none;
   c.bias_type = bias_type_of(p);
   c.dropout = p.dropout_p > 0.0;
-  c.plain_scale = p.softmax_scale > 0.0 && !c.softcap && !c.alibi && c.bias_type == device::kBiasNone;
+  c.plain_scale =
+      p.softmax_scale > 0.0 && !c.softcap && !c.alibi && c.bias_type == device::kBiasNone && p.score_mod.empty();
 }
 
 std::int64_t group_of(const Problem& p) { return p.num_heads_q / std::max<std::int64_t>(p.num_heads_k, 1); }
@@ -344,7 +349,7 @@ device::BwdConfig bwd_config(const Problem& p, const DeviceTraits& traits) {
   set_scores(unshaped, p);
   unshaped.rows_per_wave = 32;
   device::BwdConfig c = unshaped;
-  for (const BwdShape& shape : bwd_shapes(unshaped, traits)) {
+  for (const BwdShape& shape : bwd_shapes(unshaped, traits, has_functions(p))) {
     c = unshaped;
     c.waves = shape.waves;
     c.wave_cols = shape.wave_cols;

@@ -1,0 +1,129 @@
+// What the source of a problem's score_mod and mask_mod is written in: look-ups, and what operators do to floats. The
+// host writes it (expression::device_source) into a struct that a kernel's config names:
+//   score<Machine>(tables, score, b, h, q_idx, kv_idx), where kModifies; slope(), its derivative, in backward passes
+//   sees<Machine>(tables, b, h, q_idx, kv_idx), where kHides
+// kSkips: mask_tiles ran before, and kernels go by what it found.
+#pragma once
+
+#include "device/attention/params.h"
+#include "device/attention/scores.h"
+#include "device/common/arithmetic.h"
+#include "device/common/float16.h"
+#include "device/common/float8.h"
+#include "device/common/float8_e5m2.h"
+#include "device/tile/platform.h"
+
+namespace tilewise::device {
+
+struct TabledFunctions {
+  static constexpr bool kModifies = false, kHides = false, kSkips = false;
+  template <class Params>
+  using ParamsOf = WithTables<Params>;
+};
+
+inline constexpr float kNotANumber = __builtin_bit_cast(float, 0x7FC00000u);
+
+enum TableElement : int {
+  kTableF32,
+  kTableBf16,
+  kTableF16,
+  kTableF64,
+  kTableE4m3,
+  kTableE5m2,
+  kTableBool,
+  kTableU8,
+  kTableI32,
+  kTableI64
+};
+
+/// An element as it lies in memory, and what a look-up gives.
+template <int kElement>
+struct TableTraits {  // of one byte
+  using Bits = uint8_t;
+  TILEWISE_INLINE static auto value(uint8_t bits) {
+    if constexpr (kElement == kTableE4m3) {
+      return e4m3_to_float(bits);
+    } else if constexpr (kElement == kTableE5m2) {
+      return e5m2_to_float(bits);
+    } else if constexpr (kElement == kTableBool) {
+      return bits != 0;
+    } else {
+      return int32_t{bits};
+    }
+  }
+};
+template <>
+struct TableTraits<kTableBf16> {
+  using Bits = uint16_t;
+  TILEWISE_INLINE static float value(uint16_t bits) { return bf16_to_float(bits); }
+};
+template <>
+struct TableTraits<kTableF16> {
+  using Bits = uint16_t;
+  TILEWISE_INLINE static float value(uint16_t bits) { return f16_to_float(bits); }
+};
+template <>
+struct TableTraits<kTableF32> {
+  using Bits = float;
+  TILEWISE_INLINE static float value(float bits) { return bits; }
+};
+template <>
+struct TableTraits<kTableF64> {
+  using Bits = double;
+  TILEWISE_INLINE static float value(double bits) { return static_cast<float>(bits); }
+};
+template <>
+struct TableTraits<kTableI32> {
+  using Bits = int32_t;
+  TILEWISE_INLINE static int32_t value(int32_t bits) { return bits; }
+};
+template <>
+struct TableTraits<kTableI64> {
+  using Bits = int64_t;
+  TILEWISE_INLINE static int64_t value(int64_t bits) { return bits; }
+};
+
+/// Numbers below 0 count as large ones.
+TILEWISE_INLINE bool is_below(int32_t index, int32_t size) {
+  return static_cast<uint32_t>(index) < static_cast<uint32_t>(size);
+}
+TILEWISE_INLINE bool is_below(int64_t index, int32_t size) {
+  return static_cast<uint64_t>(index) < static_cast<uint64_t>(size);
+}
+
+/// The element of a table that is not empty; 0 where an index is outside it. Something is read then, too: without a
+/// branch the reads of a tile stand side by side, and equal ones become one.
+template <class Machine, int kElement, class... Indices>
+TILEWISE_INLINE auto look_up(const ScoreTable& table, Indices... indices) {
+  using Traits = TableTraits<kElement>;
+  using Bits = typename Traits::Bits;
+  bool inside = true;
+  uint64_t offset = 0;
+  int dimension = 0;
+  const auto add = [&](auto index) {
+    inside = inside & is_below(index, table.sizes[dimension]);
+    offset += static_cast<uint64_t>(index) * static_cast<uint64_t>(table.strides[dimension]);
+    ++dimension;
+  };
+  (add(indices), ...);
+  const auto at = static_cast<int64_t>(inside ? offset : 0);
+  const auto value = Traits::value(Machine::load_global(static_cast<const Bits*>(table.data) + at));
+  return inside ? value : decltype(Traits::value(Bits{})){};
+}
+
+TILEWISE_INLINE float nearest_integer(float x) {
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+  return roundf(x);
+#else
+  return __builtin_roundf(x);
+#endif
+}
+
+TILEWISE_INLINE float remainder_of_float(float a, float b) { return remainder_from(float_remainder(a, b), b); }
+TILEWISE_INLINE float floor_divided_float(float a, float b) {
+  if (b == 0.0f) return a / b;
+  const float quotient = floor_quotient_from(float_remainder(a, b), a, b);
+  return magnitude(quotient) < kInfinity ? nearest_integer(quotient) : quotient;
+}
+
+}  // namespace tilewise::device

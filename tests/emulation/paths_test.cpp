@@ -126,6 +126,22 @@ TEST_P(Paths, DeterministicBackwardSplitOverQueries) {
       {words::kBwd, words::kBwdDq}, true);
 }
 
+/// Many queries on CDNA: tiles through registers at head_dim 96, keys copied at 64 and 128, values too at 256; of few
+/// keys and many, whole, causal and padded.
+TEST_P(Paths, ForwardWithStaggeredWaves) {
+  if (GetParam() != "emulation.cdna") GTEST_SKIP() << "other machines have no such kernel";
+  const auto is_staggered = [](const SchedulePath& path) { return path.staggered; };
+  const std::string forward = "attention_forward num_heads_q=2";
+  check(forward + sizes("bshd", 64, {520, 200, 1}), is_staggered);
+  check(forward + sizes("bshd", 96, {520, 200, 1}), is_staggered);
+  check(forward + " mask=causal num_heads_k=1" + sizes("sbhd", 64, {520, 520, 1}), is_staggered);
+  check(forward + " seqused_k=1 leftpad_k=1" + sizes("bhsd", 128, {520, 150, 1}), is_staggered);
+  check(forward + " mask=causal sink=1" + sizes("bshd", 120, {520, 300, 1}), is_staggered);
+  check(forward + " window_left=64 window_right=0" + sizes("thd", 128, {600, 600, 1}), is_staggered);
+  check(forward + sizes("bshd", 128, {520, 1, 1}), is_staggered);
+  check(forward + " mask=causal" + sizes("bshd", 256, {520, 130, 1}), is_staggered);
+}
+
 INSTANTIATE_TEST_SUITE_P(Machines, Paths, testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
                          [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
 

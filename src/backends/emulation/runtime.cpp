@@ -101,7 +101,7 @@ gpu::FindRuntime runtime_of(gpu::Family family) {
     case gpu::Family::sm90:
       return runtime<gpu::Family::sm90, 227 << 10>;
     case gpu::Family::cdna:
-      return runtime<gpu::Family::cdna, 64 << 10>;
+      return runtime<gpu::Family::cdna, 160 << 10>;
     case gpu::Family::rdna:
       return runtime<gpu::Family::rdna, 64 << 10>;
     case gpu::Family::rdna4:

@@ -47,8 +47,9 @@ DeviceTraits traits_of(const core::DeviceDescription& device, gpu::Family family
   traits.gflops = rates.of_matrix_rate * 2.0 * device.matrix_rate * device.gigahertz * device.multiprocessors;
   traits.gigabytes_per_second = rates.gigabytes_per_second * device.multiprocessors;
   traits.overlaps_steps = is_from(90, device.architecture);
-  const bool is_emulated = device.architecture == "host" && family == gpu::Family::sm80;
-  traits.unpacks_e4m3 = is_emulated || is_from(89, device.architecture);
+  const bool is_emulated = device.architecture == "host";
+  traits.unpacks_e4m3 = (is_emulated && family == gpu::Family::sm80) || is_from(89, device.architecture);
+  traits.copies_windows = (is_emulated && family == gpu::Family::cdna) || device.architecture == "gfx950";
   traits.memory_gigabytes_per_second = device.memory_gigabytes_per_second;
   return traits;
 }

@@ -17,6 +17,7 @@ struct DeviceTraits {
   std::size_t shared_bytes = 48 << 10;              ///< a block may have
   double gflops = 1.0, gigabytes_per_second = 1.0;  ///< sustained by these kernels, the latter out of caches too
   bool overlaps_steps = false;                      ///< programmatic dependent launch
+  bool copies_windows = false;                      ///< straight to shared memory: the machine's copy_window()
   bool unpacks_e4m3 = false;                        ///< in one instruction: the machine's unpack_e4m3()
   double memory_gigabytes_per_second = 1.0;         ///< the memory's own bandwidth, for the cost estimate
 };

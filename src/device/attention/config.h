@@ -77,6 +77,9 @@ struct ForwardConfig : ScoreConfig {
   Flag idle_waves = 0;         // some of a block's waves have no rows: they only copy
   Flag split = 0;              // keys are split over blocks, which combine merges
   Flag sink = 0;
+  Flag staggered = 0;      // one half of the waves multiplies while the other weighs scores
+  Flag direct_keys = 0;    // then: tiles of keys are copied straight to shared memory
+  Flag direct_values = 0;  // and of values, which are read transposed
 
   constexpr int32_t block_m() const { return waves * rows_per_wave; }
   template <class Config, class Visit>
@@ -85,6 +88,8 @@ struct ForwardConfig : ScoreConfig {
     visit("rows_per_wave", c.rows_per_wave), visit("block_n", c.block_n), visit("stages", c.stages);
     visit("rows_in_registers", c.rows_in_registers), visit("pack_gqa", c.pack_gqa);
     visit("idle_waves", c.idle_waves), visit("split", c.split), visit("sink", c.sink);
+    visit("staggered", c.staggered), visit("direct_keys", c.direct_keys);
+    visit("direct_values", c.direct_values);
   }
 };
 

@@ -145,6 +145,15 @@ class Forward {
       if constexpr (kLate) Ops::finish_copies();
       return append();
     }
+    if constexpr (C.staggered) {
+      visit_staggered(t);
+    } else {
+      visit_in_turn(t, new_keys, append);
+    }
+  }
+
+  template <class Append>
+  TILEWISE_INLINE void visit_in_turn(const TileRange& t, const KeyRange& new_keys, const Append& append) {
     int32_t turn = kLate ? 0 : t.begin;
     if constexpr (kLate) {
       pipeline_.begin_late(stage_of(turn), p_, sequence_, queries_, part_.number, t.begin);
@@ -157,6 +166,60 @@ class Forward {
       step(turn, tile, next, next < t.end, !t.is_full(tile) || seen.hides_of(tile));
       tile = next;
     }
+  }
+
+  /// The second half of the waves is a barrier behind the first: one half multiplies (P V of its last tile and Q K^T of
+  /// the next) while the other weighs scores, so that a SIMD's matrix unit and its vector unit both have work.
+  TILEWISE_INLINE void visit_staggered(const TileRange& t) {
+    // Where registers are few, reads are no further ahead than they must be.
+    constexpr int kMostAhead = has_few_registers<Ops>(C) ? 2 : C.head_dim + C.head_dim_v > 256 ? 4 : Ops::kStepsAhead;
+    using StepsAhead = typename Ops::template StepsAhead<minimum(kMostAhead, Ops::kStepsAhead)>;
+    StaggeredKvPipeline<Ops, C, typename Shared::Stage> pipeline(shared_.streams.stage);
+    pipeline.open_for(p_, sequence_, queries_);
+    load_queries([] {});
+    pipeline.begin(t.begin);
+    const bool is_late = Machine::wave() >= C.waves / 2;
+    if (is_late) Machine::barrier();
+    set_priority<Machine, 1>();
+    StepsAhead keys_ahead;
+    read_ahead<Ops>(keys_ahead, pipeline.stage().k);
+    for (int32_t tile = t.begin; tile < t.end; ++tile) {
+      Scores S;
+      S.clear();
+      multiply_keys(S, keys_ahead, pipeline, tile);
+      set_priority<Machine, 0>();
+      score_mod<C>(S, p_.score, row_scores_, band_, tile * C.block_n, !t.is_full(tile));
+      softmax_.update(S, O_, scale());
+      const auto P = to_operand<C.v_type>(S);
+      keep_order<Machine>();
+      Machine::barrier();
+      keep_order<Machine>();
+      set_priority<Machine, 1>();
+      StepsAhead values_ahead;
+      stream_AB(O_, P, pipeline.stage().v, values_ahead, [&](int step, int steps) {
+        if (step == steps - StepsAhead::kSteps) read_ahead<Ops>(keys_ahead, pipeline.stage(1).k);
+      });
+      pipeline.turn();
+    }
+    pipeline.finish();
+    if (!is_late) Machine::barrier();
+  }
+
+  /// S = Q K^T. The next tiles get to their places meanwhile; the barrier comes once this wave has read all keys, so
+  /// that the other half reads its first values while products are left.
+  template <class Ahead, class Streamed>
+  TILEWISE_INLINE void multiply_keys(Scores& S, Ahead& ahead, Streamed& pipeline, int32_t tile) {
+    stream_ABt(S, Q(), pipeline.stage().k, ahead, [&](int step, int steps) {
+      const int last = steps - 1 - Ahead::kSteps / 2;
+      TILEWISE_UNROLL
+      for (int part = 0; part < Streamed::parts(); ++part) {
+        if (step == part * (last + 1) / Streamed::parts()) pipeline.pass_on(part, tile);
+      }
+      if (step == last) {
+        pipeline.finish_parts();
+        Machine::barrier();
+      }
+    });
   }
 
   /// With the queries.

@@ -23,10 +23,15 @@ concept AccumulatorLayout = requires(int lane, int i) {
 ///   uniform(int)                a value that is the same in every lane, made known as such
 ///   highest_of_wave(int), sum_of_wave(int), bits_of_wave(word)    of its lanes, in one instruction, the same in each
 ///   keep_order()                instructions stay on their side of it
-///   compute_by_here(x)          x is computed by here, not behind a later branch
-///   wait_for_step_before(), let_next_step_begin()    steps of a plan overlap
-///   pack_e4m3(float, float)     two floats to fp8, as float_to_e4m3() does
-///   unpack_e4m3<kBf16>(two words, word)    a word's fp8 bytes to elements: what products of ByteTiles take, with
+///   set_priority<kLevel>()      of the wave among those that share its matrix unit
+///   copy_window(to, window, offset), wait_copies<kPending>()    copies of 16 bytes a lane, as windows are read,
+///   straight
+///                               to shared memory; until so many of the wave's copies and loads, or less, are under way
+///   read_transposed(from)       of four rows of sixteen elements that sixteen lanes name, a column for each lane
+///   kStepsAhead                 of a stream of products (Ops::stream_ABt()), whose operands are read so many steps
+///   ahead compute_by_here(x)          x is computed by here, not behind a later branch wait_for_step_before(),
+///   let_next_step_begin()    steps of a plan overlap pack_e4m3(float, float)     two floats to fp8, as float_to_e4m3()
+///   does unpack_e4m3<kBf16>(two words, word)    a word's fp8 bytes to elements: what products of ByteTiles take, with
 ///   swap_middle_bytes(word)     bytes 0, 2, 1 and 3 of it
 ///   kDies                       dies with a cache of their own, to which blocks go in turn
 ///   kRoundsByAdding             pack_nearest() adds to the bits, which a NaN of full payload does not survive
@@ -81,7 +86,7 @@ concept LoadsThroughWindows = requires(typename M::Window window, const void* st
 /// Tiles that contracts are tried on.
 struct Samples {
   using Tile = SharedTile<kBf16, 32, 32>;
-  using Columns = SharedTile<kBf16, 32, 32, true>;
+  using Columns = SharedTile<kBf16, 32, 32, kSwizzledSpread>;
   template <class Ops>
   using Operand = typename Ops::template Operand<kBf16, 32, 32>;
   template <class Ops>

@@ -116,16 +116,87 @@ class TileLoader {
   }
 };
 
-/// Through registers, from the machine's windows. Rows past the end are zeros.
-template <class Ops, auto C, class Tile, bool kTight>
-class TileLoader<Ops, C, Tile, kTight, false> {
+/// What loads tiles through registers, from the machine's windows: rows past the end are zeros.
+template <class Ops, auto C, class Tile>
+struct TileWindows {
   using Machine = typename Ops::Machine;
+  using Window = typename Machine::Window;
   using Source = RowSource<Tile::kElement>;
   using Runs = TileRuns<Ops, C, Tile>;
   using Run = typename Runs::Run;
   using Block = typename Runs::Block;
-  static constexpr int kBlockRows = Runs::kBlockRows, kRun = Runs::kRun, kSteps = Runs::kSteps;
-  static constexpr uint64_t kNearStride = (uint64_t{1} << 30) / Tile::kRows - 1;  // a tile within 2 GB
+
+  /// Whether a tile lies within 1 GB.
+  TILEWISE_INLINE static bool is_near(const Source& source) {
+    return static_cast<uint64_t>(source.stride) < (uint64_t{1} << 29) / Tile::kRows;
+  }
+  TILEWISE_INLINE static const uint8_t* start_of(const Source& source, int first_row) {
+    return reinterpret_cast<const uint8_t*>(source.data + first_row * source.stride);
+  }
+  /// From a row to the end of the last one, as far as a window reaches; nothing of rows that are far.
+  TILEWISE_INLINE static int32_t bytes_from(const Source& source, int first_row) {
+    constexpr uint32_t kMost = 0x7FFFFFF0u;
+    if (!is_near(source)) return 0;
+    const int64_t left = 2 * ((source.rows - 1 - first_row) * source.stride + source.cols);
+    const auto all = static_cast<uint64_t>(maximum(left, int64_t{0}));
+    return static_cast<int32_t>(all >> 31 ? kMost : static_cast<uint32_t>(all));
+  }
+  TILEWISE_INLINE static Window window_from(const Source& source, int first_row) {
+    return Machine::window(start_of(source, first_row), static_cast<uint32_t>(bytes_from(source, first_row)));
+  }
+
+  /// Of a column in a row at an offset; nowhere past the used ones.
+  TILEWISE_INLINE static uint32_t place(uint32_t offset, int col, int cols) {
+    constexpr uint32_t kNowhere = 1u << 31;
+    const uint32_t inside = offset + 2 * static_cast<uint32_t>(col);
+    return C.exact_dims || col < cols ? inside : kNowhere;
+  }
+
+  TILEWISE_INLINE static Run load_run(const Window& window, uint32_t offset, int col, int cols) {
+    if constexpr (C.vector_rows) {
+      return Machine::template load_window<Run>(window, place(offset, col, cols));
+    } else {
+      Run run{};
+      TILEWISE_UNROLL
+      for (int i = 0; i < Runs::kRun; ++i) {
+        const uint32_t element = Machine::template load_window<uint16_t>(window, place(offset, col + i, cols));
+        run.word[i / 2] |= element << (16 * (i % 2));
+      }
+      return run;
+    }
+  }
+
+  /// Of a tile that is far nothing was loaded. It is copied once its place is free, with a window for each row, which
+  /// the lanes of that row read: slow, but it costs other tiles no register.
+  TILEWISE_INLINE static void copy_far(Tile& tile, const Source& source, int first_row) {
+    TILEWISE_NO_UNROLL
+    for (int this_row = 0; this_row < Runs::kRowsAStep; this_row += Runs::kBlockRows) {
+      Runs::for_each_block(Machine::not_hoisted(Machine::thread()), [&](int, int all_row, int row, int col) {
+        if (row != this_row) return;
+        Block block;
+        TILEWISE_UNROLL
+        for (int part = 0; part < Runs::kBlockRows; ++part) {
+          const int from = first_row + all_row + part + this_row;
+          const int cols = from < source.rows ? source.cols : 0;
+          const auto window = Machine::window(source.data + from * source.stride, 2 * static_cast<uint32_t>(cols));
+          block.row[part] = load_run(window, 0, col, source.cols);
+        }
+        Runs::store(tile, block, all_row, row, col);
+      });
+    }
+  }
+};
+
+/// Through registers, one tile after the other of any source.
+template <class Ops, auto C, class Tile, bool kTight>
+class TileLoader<Ops, C, Tile, kTight, false> {
+  using Machine = typename Ops::Machine;
+  using Windows = TileWindows<Ops, C, Tile>;
+  using Source = typename Windows::Source;
+  using Runs = typename Windows::Runs;
+  using Run = typename Runs::Run;
+  using Block = typename Runs::Block;
+  static constexpr int kBlockRows = Runs::kBlockRows, kSteps = Runs::kSteps;
   /// Where registers are few, addresses are worked out for each tile, and one that would fill 16 of
   /// them and more is not asked for ahead of time.
   static constexpr bool kAtOnce = kTight && kSteps * kBlockRows * sizeof(Run) > Ops::kMostHeldBytes;
@@ -154,12 +225,10 @@ class TileLoader<Ops, C, Tile, kTight, false> {
         Runs::store(tile, held_[step], all_row, row, col);
       }
     });
-    if (!is_near()) copy_far(tile);
+    if (!Windows::is_near(source_)) Windows::copy_far(tile, source_, first_row_);
   }
 
  private:
-  TILEWISE_INLINE bool is_near() const { return static_cast<uint64_t>(source_.stride) <= kNearStride; }
-
   /// Where a tile starts, and the bytes from there to the end of the last row.
   struct NearTile {
     const uint8_t* start;
@@ -169,12 +238,9 @@ class TileLoader<Ops, C, Tile, kTight, false> {
 
   /// Nothing of a tile that is far.
   TILEWISE_INLINE NearTile near() const {
-    constexpr uint32_t kMost = 0x7FFFFFF0u;
-    const auto* start = reinterpret_cast<const uint8_t*>(source_.data + first_row_ * source_.stride);
-    if (!is_near()) return {start, 0, 0};
-    const auto all = static_cast<uint64_t>(2 * ((source_.rows - 1 - first_row_) * source_.stride + source_.cols));
-    return {start, static_cast<uint32_t>(source_.stride),
-            static_cast<int32_t>(all >> 31 ? kMost : static_cast<uint32_t>(all))};
+    const uint8_t* start = Windows::start_of(source_, first_row_);
+    if (!Windows::is_near(source_)) return {start, 0, 0};
+    return {start, static_cast<uint32_t>(source_.stride), Windows::bytes_from(source_, first_row_)};
   }
 
   /// A window for each row that lanes have in common, ending with the last row: a lane's offset is the
@@ -186,45 +252,9 @@ class TileLoader<Ops, C, Tile, kTight, false> {
       const uint32_t skip = 2 * static_cast<uint32_t>(all_row + part) * tile.stride;
       const int32_t left = maximum(tile.bytes - static_cast<int32_t>(skip), 0);
       const auto window = Machine::window(tile.start + skip, static_cast<uint32_t>(left));
-      block.row[part] = load_run(window, 2 * static_cast<uint32_t>(row) * tile.stride, col, source_.cols);
+      block.row[part] = Windows::load_run(window, 2 * static_cast<uint32_t>(row) * tile.stride, col, source_.cols);
     }
     return block;
-  }
-
-  /// Of a tile that spans 2 GB or more load_block() read nothing. It is copied once its place is free, with a
-  /// window for each row, which the lanes of that row read: slow, but it costs other tiles no register.
-  TILEWISE_INLINE void copy_far(Tile& tile) {
-    TILEWISE_NO_UNROLL
-    for (int this_row = 0; this_row < Runs::kRowsAStep; this_row += kBlockRows) {
-      Runs::for_each_block(Machine::not_hoisted(Machine::thread()), [&](int, int all_row, int row, int col) {
-        if (row != this_row) return;
-        Block block;
-        TILEWISE_UNROLL
-        for (int part = 0; part < kBlockRows; ++part) {
-          const int from = first_row_ + all_row + part + this_row;
-          const int cols = from < source_.rows ? source_.cols : 0;
-          const auto window = Machine::window(source_.data + from * source_.stride, 2 * static_cast<uint32_t>(cols));
-          block.row[part] = load_run(window, 0, col, source_.cols);
-        }
-        Runs::store(tile, block, all_row, row, col);
-      });
-    }
-  }
-
-  template <class Window>
-  TILEWISE_INLINE static Run load_run(const Window& window, uint32_t offset, int col, int cols) {
-    constexpr uint32_t kNowhere = 1u << 31;
-    const auto at = [&](int i) { return col + i < cols ? offset + 2 * static_cast<uint32_t>(col + i) : kNowhere; };
-    if constexpr (C.vector_rows) {
-      return Machine::template load_window<Run>(window, C.exact_dims ? offset + 2 * static_cast<uint32_t>(col) : at(0));
-    } else {
-      Run run{};
-      TILEWISE_UNROLL
-      for (int i = 0; i < kRun; ++i) {
-        run.word[i / 2] |= uint32_t{Machine::template load_window<uint16_t>(window, at(i))} << (16 * (i % 2));
-      }
-      return run;
-    }
   }
 
   Source source_;

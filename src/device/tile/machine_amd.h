@@ -118,6 +118,12 @@ struct AmdMachine {
   /// Instructions stay on their side of it: bounds how many loads the compiler asks for ahead.
   TILEWISE_INLINE static void keep_order() { __builtin_amdgcn_sched_barrier(0); }
 
+  /// Which waves of a SIMD issue first, from 0 to 3.
+  template <int kLevel>
+  TILEWISE_INLINE static void set_priority() {
+    __builtin_amdgcn_s_setprio(kLevel);
+  }
+
   template <class Accumulator>
   TILEWISE_INLINE static void compute_by_here(Accumulator& x) {
     asm volatile("" : "+v"(x.value));

@@ -10,6 +10,11 @@ struct CdnaMachine : AmdMachine<64> {
 #if defined(__gfx942__) || defined(__gfx950__)
   static constexpr int kDies = 8;
 #endif
+#if defined(__gfx950__)
+  static constexpr int kStepsAhead = 8;  // of stream_ABt(): products take half as long
+#else
+  static constexpr int kStepsAhead = 4;
+#endif
   /// d += a * b^T of 32 x 16 and 32 x 16 elements; lane l holds row l % 32 of a and of b. The order of
   /// the 16 is free as long as a and b agree.
   template <int kElement>
@@ -33,6 +38,34 @@ struct CdnaMachine : AmdMachine<64> {
     mma_32x32x8<kElement>(d, left.high, right.high);
 #endif
   }
+
+#if defined(__gfx950__)
+  /// Copies 16 bytes a lane from an offset in a window, which may differ between lanes, to a place in shared memory
+  /// that is the same in all of them and 16 bytes further for each lane; zeros past the window's end.
+  TILEWISE_INLINE static void copy_window(void* to, const Window& from, uint32_t offset) {
+    const auto place =
+        static_cast<int>(reinterpret_cast<uint64_t>(to));  // its lower half is the place in shared memory
+    // No builtin: of its copies the compiler takes every read of shared memory to wait for all.
+    asm volatile("s_nop 0\n\tbuffer_load_dwordx4 %1, %2, 0 offen lds"
+                 :
+                 : "{m0}"(uniform(place)), "v"(offset), "s"(from.resource)
+                 : "memory");
+  }
+  /// Until so many of this wave's copies, or less, are under way.
+  template <int kPending>
+  TILEWISE_INLINE static void wait_copies() {
+    static_assert(kPending < 64);
+    __builtin_amdgcn_s_waitcnt((kPending & 15) | 0x0F70 | kPending >> 4 << 14);  // vmcnt alone
+  }
+
+  /// Of sixteen lanes each four names 16 elements of a row, four a lane: returns, of column lane % 16, those of the
+  /// four rows.
+  TILEWISE_INLINE static HalfChunk read_transposed(const void* from) {
+    using Four = short __attribute__((ext_vector_type(4)));
+    return __builtin_bit_cast(HalfChunk,
+                              __builtin_amdgcn_ds_read_tr16_b64_v4i16((__attribute__((address_space(3))) Four*)from));
+  }
+#endif
 
  private:
   template <int kElement>

@@ -179,6 +179,35 @@ struct HostAmdMachine : HostMachine<kWaveLanes> {
 /// Stands in for CdnaMachine.
 struct HostCdnaMachine : HostAmdMachine<64> {
   static constexpr int kDies = 8;
+  static constexpr int kStepsAhead = 4;
+  TILEWISE_INLINE static void copy_window(void* to, const Window& from, uint32_t offset) {
+    const bool is_inside = static_cast<uint64_t>(offset) + sizeof(Chunk) <= from.bytes;
+    host_block->copy_async(static_cast<Chunk*>(to) + lane(), from.start + (is_inside ? offset : 0), is_inside);
+    host_block->commit_copies();
+  }
+  template <int kPending>
+  TILEWISE_INLINE static void wait_copies() {
+    host_block->wait_copies(kPending);
+  }
+  /// A load counts as a copy does, which waits on the device don't tell apart.
+  template <class T>
+  TILEWISE_INLINE static T load_window(const Window& from, uint32_t offset) {
+    host_block->commit_copies();
+    return HostAmdMachine<64>::load_window<T>(from, offset);
+  }
+  /// Each lane reads what it names, and takes of its column what four lanes have read.
+  TILEWISE_INLINE static HalfChunk read_transposed(const void* from) {
+    const auto own = load_shared<HalfChunk>(from);
+    const int column = lane() % 16;
+    HalfChunk to{};
+    for (int row = 0; row < 4; ++row) {
+      const int other = lane() / 16 * 16 + 4 * row + column / 4;
+      const uint32_t words[2] = {shuffle_xor(own.word[0], lane() ^ other), shuffle_xor(own.word[1], lane() ^ other)};
+      const uint32_t element = words[column % 4 / 2] >> (16 * (column % 2)) & 0xFFFFu;
+      to.word[row / 2] |= element << (16 * (row % 2));
+    }
+    return to;
+  }
   template <int kElement>
   TILEWISE_INLINE static void mma_32x32x16(CdnaAccumulator& d, CdnaOperand a, CdnaOperand b) {
     host_block->multiply(HostMatrix::kMfma32x32x16, kElement, &d[0], reinterpret_cast<const uint32_t*>(&a),
@@ -221,8 +250,10 @@ const HostKernel* host_kernel() {
                                       },
                                       [](HostBlock& block) { host_block = &block; }, Machine::kLanes,
                                       __is_empty(Shared) ? 0 : static_cast<int32_t>(sizeof(Shared)),
-                                      requires { Machine::kWarpgroups; }};
-  return &kKernel;
+                                      requires {Machine::kWarpgroups;
+}
+};  // namespace tilewise::device
+return &kKernel;
 }
 
 }  // namespace tilewise::device

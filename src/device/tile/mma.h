@@ -32,6 +32,27 @@ TILEWISE_INLINE void mma_ABt(Fragment<Ops, Rows, Cols>& to, const A& a, const B&
   Ops::mma_ABt(to, a, by_rows(b));
 }
 
+/// The same as a stream, on machines that have such: read_ahead() has read the first steps' operands, and
+/// beside(step, steps) is called after each step, while the matrix unit is at work.
+template <class Ops, int Rows, int Cols, class A, class B, class Ahead, class Beside>
+TILEWISE_INLINE void stream_ABt(Fragment<Ops, Rows, Cols>& to, const A& a, const B& b, Ahead& ahead,
+                                const Beside& beside) {
+  static_assert(A::kElement == B::kElement, "a matrix instruction multiplies elements of one type");
+  Ops::stream_ABt(to, a, by_rows(b), ahead, beside);
+}
+template <class Ops, class B, class Ahead>
+TILEWISE_INLINE void read_ahead(Ahead& ahead, const B& b) {
+  Ops::read_ahead(ahead, by_rows(b));
+}
+
+/// mma_AB() as a stream, which reads its first operands itself.
+template <class Ops, int Rows, int Cols, class A, class B, class Ahead, class Beside>
+TILEWISE_INLINE void stream_AB(Fragment<Ops, Rows, Cols>& to, const A& a, const B& b, Ahead& ahead,
+                               const Beside& beside) {
+  static_assert(A::kElement == B::kElement, "a matrix instruction multiplies elements of one type");
+  Ops::stream_AB(to, a, by_columns(b), ahead, beside);
+}
+
 /// to += A B. A: an operand in registers. Where waves share the rows of `to`, each has a part of its columns.
 template <class Ops, int Rows, int Cols, bool kByFours, class A, class B, int kParts = 1>
 TILEWISE_INLINE void mma_AB(Fragment<Ops, Rows, Cols, kByFours>& to, const A& a, const B& b,

@@ -104,6 +104,43 @@ struct CdnaOps {
     }
   }
 
+  /// Operands that are read so many steps before they are multiplied. A step multiplies 32 rows of a tile, 16 deep.
+  template <int kSteps_>
+  struct StepsAhead {
+    static constexpr int kSteps = kSteps_;
+    CdnaOperand step[kSteps];
+  };
+  static constexpr int kStepsAhead = Machine::kStepsAhead;  // that hide how long reads of shared memory take
+
+  /// Reads the first steps of stream_ABt().
+  template <int kAhead, class Tile>
+  TILEWISE_INLINE static void read_ahead(StepsAhead<kAhead>& to, const Tile& b) {
+    TILEWISE_UNROLL
+    for (int i = 0; i < kAhead; ++i) to.step[i] = read_tall(b, i);
+  }
+
+  /// mma_ABt() as a stream whose instructions keep their order, after read_ahead(): beside(step, steps) is called after
+  /// each step's products, while the matrix unit is at work.
+  template <int kElement, int Rows, int Cols, int Depth, class Tile, int kAhead, class Beside>
+  TILEWISE_INLINE static void stream_ABt(Fragment<CdnaOps, Rows, Cols>& to, const Operand<kElement, Rows, Depth>& a,
+                                         const Tile& b, StepsAhead<kAhead>& ahead, const Beside& beside) {
+    constexpr int kCols = Cols / 32;
+    stream<Depth / 16 * kCols>(
+        ahead, [&](int i) { return read_tall(b, i); },
+        [&](int i, const CdnaOperand& right) { multiply_rows(to, i % kCols, right, a, i / kCols); }, beside);
+  }
+
+  /// mma_AB() likewise.
+  template <int kElement, int Rows, int Cols, int Depth, class Tile, int kAhead, class Beside>
+  TILEWISE_INLINE static void stream_AB(Fragment<CdnaOps, Rows, Depth>& to, const Operand<kElement, Rows, Cols>& a,
+                                        const Tile& b, StepsAhead<kAhead>& ahead, const Beside& beside) {
+    constexpr int kDepth = Depth / 32;
+    read_ahead(ahead, b);
+    stream<Cols / 16 * kDepth>(
+        ahead, [&](int i) { return read_tall(b, i); },
+        [&](int i, const CdnaOperand& right) { multiply_rows(to, i % kDepth, right, a, i / kDepth); }, beside);
+  }
+
   /// Rounds accumulators to elements, as the left operand of mma_AB(). Of the 16 columns of a step, a
   /// lane of half h holds {4h..4h+3, 8+4h..8+4h+3}: transposed_place() stores them in that order.
   template <int kElement, int Rows, int Cols>
@@ -149,6 +186,54 @@ struct CdnaOps {
   }
 
  private:
+  template <int kSteps, int kAhead, class Read, class Multiply, class Beside>
+  TILEWISE_INLINE static void stream(StepsAhead<kAhead>& ahead, const Read& read, const Multiply& multiply,
+                                     const Beside& beside) {
+    static_assert(kAhead <= kSteps);
+    TILEWISE_UNROLL
+    for (int i = 0; i < kSteps; ++i) {
+      keep_order<Machine>();
+      multiply(i, ahead.step[i % kAhead]);
+      if (i + kAhead < kSteps) ahead.step[i % kAhead] = read(i + kAhead);
+      beside(i, kSteps);
+    }
+    keep_order<Machine>();
+  }
+
+  /// One column tile of `to`, of every row tile.
+  template <int kElement, int Rows, int Cols, int Depth>
+  TILEWISE_INLINE static void multiply_rows(Fragment<CdnaOps, Rows, Cols>& to, int col_tile, const CdnaOperand& right,
+                                            const Operand<kElement, Rows, Depth>& a, int k) {
+    TILEWISE_UNROLL
+    for (int r = 0; r < Rows / 32; ++r) {
+      Machine::template mma_32x32x16<kElement>(to.tile[r][col_tile], right, a.step[r][k]);
+    }
+  }
+
+  /// The same of a tile in rows, whose columns are meant. Of the 16 rows of a step a lane has those that to_operand()
+  /// leaves it: four, and four that stand 8 further.
+  template <int kElement, int Rows, int Depth>
+  TILEWISE_INLINE static CdnaOperand read_tall(const ColumnsOfRows<kElement, Rows, Depth>& tile, int i) {
+    constexpr int kColTiles = Depth / 32;
+    const int lane = Machine::lane(), row = 4 * (lane / 32) + lane % 16 / 4;
+    const int col = 16 * (lane / 16 % 2) + 4 * (lane % 4), first_row = 16 * (i / kColTiles);
+    struct Halves {
+      HalfChunk low, high;
+    };
+    const auto read = [&](int base_row) {
+      const auto* chunk = tile.rows.chunk(base_row, row, 4 * (i % kColTiles), col / kChunk);
+      return Machine::read_transposed(chunk + col % kChunk);
+    };
+    return __builtin_bit_cast(CdnaOperand, (Halves{read(first_row), read(first_row + 8)}));
+  }
+
+  /// Step i over a whole tile: its rows, 32 at a time, run faster than its depth.
+  template <class Tile>
+  TILEWISE_INLINE static CdnaOperand read_tall(const Tile& tile, int i) {
+    constexpr int kRowTiles = Tile::kRows / 32;
+    return read_step(tile, 32 * (i % kRowTiles), i / kRowTiles);
+  }
+
   template <class Tile>
   TILEWISE_INLINE static CdnaOperand read_step(const Tile& tile, int first_row, int k) {
     const int lane = Machine::lane();

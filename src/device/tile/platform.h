@@ -146,6 +146,12 @@ TILEWISE_INLINE void keep_order() {
   if constexpr (requires { Machine::keep_order(); }) Machine::keep_order();
 }
 
+/// Of a wave among those that share its matrix unit, where the machine lets it choose.
+template <class Machine, int kLevel>
+TILEWISE_INLINE void set_priority() {
+  if constexpr (requires { Machine::template set_priority<kLevel>(); }) Machine::template set_priority<kLevel>();
+}
+
 /// A step of a plan may begin while the one before it ends, where the machine has a way to: what the step before has
 /// written is there once it has waited.
 template <class Machine>

@@ -8,9 +8,13 @@ namespace tilewise::device {
 
 inline constexpr int kChunk = 8;  // elements of 16 bytes
 
-/// Rows x Cols elements of ElementType `Element`, row after row. Cols is 16 or a multiple of 32. Writers that walk down
-/// columns 8 rows apart (transposing copies) set kSpread, which also turns the swizzle every 8 rows.
-template <int Element, int Rows, int Cols, bool kSpread = false>
+/// How the chunks of a row are swizzled: by the number of the row; spread, for writers that walk down columns 8 rows
+/// apart (transposing copies), which also turns every 8 rows; by fours, for readers of 4 chunks in each of 4 rows
+/// (transposing reads).
+enum Swizzle : int { kSwizzledByRow, kSwizzledSpread, kSwizzledByFours };
+
+/// Rows x Cols elements of ElementType `Element`, row after row. Cols is 16 or a multiple of 32.
+template <int Element, int Rows, int Cols, int kSwizzle = kSwizzledByRow>
 struct SharedTile {
   static_assert(Cols == 16 || Cols % 32 == 0, "a row is whole half lines of 64 bytes, or half of one");
   static constexpr int kElement = Element, kRows = Rows, kCols = Cols;
@@ -29,6 +33,8 @@ struct SharedTile {
     const int lanes = row * Cols + (chunk ^ turn(row)) * kChunk;
     return fixed + (lanes ^ (((base_chunk & kTurns) ^ turn(base_row)) * kChunk));
   }
+  /// The chunk of a row that stands at a place of it.
+  TILEWISE_INLINE static constexpr int chunk_at(int row, int place) { return place ^ turn(row); }
   TILEWISE_INLINE const Bits* chunk(int row, int index) const { return data + offset(row, index); }
   TILEWISE_INLINE Bits* chunk(int row, int index) { return data + offset(row, index); }
   TILEWISE_INLINE Bits* chunk(int base_row, int row, int base_chunk, int index) {
@@ -39,10 +45,15 @@ struct SharedTile {
   }
 
  private:
-  static constexpr int kTurns = Cols % 64 == 0 ? 7 : Cols % 32 == 0 ? 3 : 1;
+  static_assert(kSwizzle != kSwizzledByFours || Cols % 64 == 0);
+  static constexpr int kTurns = kSwizzle == kSwizzledByFours && Cols % 128 == 0 ? 15
+                                : Cols % 64 == 0                                ? 7
+                                : Cols % 32 == 0                                ? 3
+                                                                                : 1;
   /// What the chunks of a row are turned by. Linear over exclusive or.
   TILEWISE_INLINE static constexpr int turn(int row) {
-    const int spread = kSpread ? row ^ (row >> 3) : row;
+    if constexpr (kSwizzle == kSwizzledByFours) return 4 * (Cols % 128 == 0 ? row & 3 : (row >> 1) & 1);
+    const int spread = kSwizzle == kSwizzledSpread ? row ^ (row >> 3) : row;
     return Cols % 64 == 0 ? spread & 7 : Cols % 32 == 0 ? (spread >> 1) & 3 : (spread >> 2) & 1;
   }
 };
@@ -71,9 +82,9 @@ template <class Tile, bool kTight>
 TILEWISE_INLINE TilePart<Tile, kTight> part_of(const TilePart<Tile, kTight>& part) {
   return part;
 }
-template <int kElement, int Rows, int Cols, bool kSpread>
-TILEWISE_INLINE TilePart<SharedTile<kElement, Rows, Cols, kSpread>> part_of(
-    const SharedTile<kElement, Rows, Cols, kSpread>& tile, int first_row = 0, int first_col = 0) {
+template <int kElement, int Rows, int Cols, int kSwizzle>
+TILEWISE_INLINE TilePart<SharedTile<kElement, Rows, Cols, kSwizzle>> part_of(
+    const SharedTile<kElement, Rows, Cols, kSwizzle>& tile, int first_row = 0, int first_col = 0) {
   return {tile, first_row, first_col};
 }
 

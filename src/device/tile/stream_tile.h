@@ -30,8 +30,9 @@ constexpr bool has_columns(int use, bool transposed_copies) { return transposed_
 
 /// Rows x Depth elements.
 template <int Element, int Rows, int Depth, int kUse, bool kTransposedCopies>
-struct StreamTile : RowsPart<has_rows(kUse, kTransposedCopies), SharedTile<Element, Rows, Depth>>,
-                    ColumnsPart<has_columns(kUse, kTransposedCopies), SharedTile<Element, Depth, Rows, true>> {
+struct StreamTile
+    : RowsPart<has_rows(kUse, kTransposedCopies), SharedTile<Element, Rows, Depth>>,
+      ColumnsPart<has_columns(kUse, kTransposedCopies), SharedTile<Element, Depth, Rows, kSwizzledSpread>> {
   static constexpr int kElement = Element, kRows = Rows, kDepth = Depth;
   static constexpr bool kHasRows = has_rows(kUse, kTransposedCopies);
   static constexpr bool kHasColumns = has_columns(kUse, kTransposedCopies);
@@ -44,6 +45,14 @@ struct StreamTile : RowsPart<has_rows(kUse, kTransposedCopies), SharedTile<Eleme
       return this->rows;
     }
   }
+};
+
+/// A tile that products read by columns, in rows as they were loaded: on machines with transposing reads.
+template <int Element, int Rows, int Depth>
+struct ColumnsOfRows {
+  static constexpr int kElement = Element, kRows = Rows, kDepth = Depth;
+  static constexpr bool kHasRows = true, kHasColumns = false;
+  SharedTile<Element, Rows, Depth, kSwizzledByFours> rows;
 };
 
 }  // namespace tilewise::device

@@ -41,22 +41,40 @@ struct TileRuns {
   template <class Visit>
   TILEWISE_INLINE static void for_each_block(int thread, const Visit& visit) {
     TILEWISE_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      const int unit = thread + step * kThreads;
-      if (kUnits % kThreads != 0 && unit >= kUnits) break;
-      const Unit place = unit_of(kEvenSteps ? thread : unit);
-      visit(step, kEvenSteps ? step * kRowsAStep : 0, place.block * kBlockRows, place.run * kRun);
-    }
+    for (int step = 0; step < kSteps; ++step) visit_block(step, thread, visit);
+  }
+  template <class Visit>
+  TILEWISE_INLINE static void visit_block(int step, int thread, const Visit& visit) {
+    if (has_block(step, thread)) visit_place(step, thread, visit);
+  }
+  /// A last step may have fewer blocks than there are threads.
+  TILEWISE_INLINE static bool has_block(int step, int thread) {
+    return kUnits % kThreads == 0 || thread + step * kThreads < kUnits;
+  }
+  /// Whether it has that block or not: then it lies past the tile's rows.
+  template <class Visit>
+  TILEWISE_INLINE static void visit_place(int step, int thread, const Visit& visit) {
+    const Unit place = unit_of(kEvenSteps ? thread : thread + step * kThreads);
+    visit(step, kEvenSteps ? step * kRowsAStep : 0, place.block * kBlockRows, place.run * kRun);
   }
 
   TILEWISE_INLINE static void store(Tile& tile, const Block& block, int all_row, int row, int col) {
+    TILEWISE_UNROLL
+    for (int part = 0; part < kStoreParts; ++part) store_part(part, tile, block, all_row, row, col);
+  }
+
+  /// A row to the rows, or a pair of columns to the columns.
+  static constexpr int kRowParts = Tile::kHasRows ? kBlockRows : 0;
+  static constexpr int kStoreParts = kRowParts + (Tile::kHasColumns ? kRun / 2 : 0);
+  TILEWISE_INLINE static void store_part(int part, Tile& tile, const Block& block, int all_row, int row, int col) {
     if constexpr (Tile::kHasRows) {
-      TILEWISE_UNROLL
-      for (int part = 0; part < kBlockRows; ++part) {
+      if (part < kRowParts) {
         Machine::store_shared(tile.rows.chunk(all_row + part, row, 0, col / kChunk) + col % kChunk, block.row[part]);
       }
     }
-    if constexpr (Tile::kHasColumns) store_columns(tile, block, all_row + row, col);
+    if constexpr (Tile::kHasColumns) {
+      if (part >= kRowParts) store_two_columns(tile, block, part - kRowParts, all_row + row, col);
+    }
   }
 
  private:
@@ -78,16 +96,13 @@ struct TileRuns {
   }
 
   /// A block of 4 rows leaves as rows of 4 elements, one a column: two rows' elements pair up in a word.
-  TILEWISE_INLINE static void store_columns(Tile& tile, const Block& block, int row, int col) {
-    TILEWISE_UNROLL
-    for (int pair = 0; pair < kRun / 2; ++pair) {
-      const uint32_t w0 = block.row[0].word[pair], w1 = block.row[1].word[pair];
-      const uint32_t w2 = block.row[2].word[pair], w3 = block.row[3].word[pair];
-      const HalfChunk even{{Machine::low_halves(w0, w1), Machine::low_halves(w2, w3)}};
-      const HalfChunk odd{{Machine::high_halves(w0, w1), Machine::high_halves(w2, w3)}};
-      Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair, row), even);
-      Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair + 1, row), odd);
-    }
+  TILEWISE_INLINE static void store_two_columns(Tile& tile, const Block& block, int pair, int row, int col) {
+    const uint32_t w0 = block.row[0].word[pair], w1 = block.row[1].word[pair];
+    const uint32_t w2 = block.row[2].word[pair], w3 = block.row[3].word[pair];
+    const HalfChunk even{{Machine::low_halves(w0, w1), Machine::low_halves(w2, w3)}};
+    const HalfChunk odd{{Machine::high_halves(w0, w1), Machine::high_halves(w2, w3)}};
+    Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair, row), even);
+    Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair + 1, row), odd);
   }
 };
 

@@ -9,6 +9,7 @@
 #include "backends/portable/attention/functions.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "backends/portable/attention/splits.hpp"
+#include "backends/portable/attention/stagger.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "operations/attention/call.hpp"
@@ -106,6 +107,7 @@ class Lowerer {
 
   void lower_forward() {
     device::ForwardConfig config = forward_config(p_, traits_);
+    stagger(config, p_, traits_);
     const std::int64_t rows = p_.seqlen_q * (config.pack_gqa ? group_of(p_) : 1);
     const std::int64_t heads = config.pack_gqa ? p_.num_heads_k : p_.num_heads_q;
     const std::int64_t tiles = ceil_div(rows, config.block_m());
@@ -119,7 +121,7 @@ class Lowerer {
     if (config.split) add_combine(splits);
     builder_.append_schedule(concat(config.block_m(), "x", config.block_n, " tiles, ", config.waves, " waves, ",
                                     config.stages, config.stages == 1 ? " stage" : " stages",
-                                    config.pack_gqa ? ", heads packed" : "",
+                                    config.pack_gqa ? ", heads packed" : "", config.staggered ? ", staggered" : "",
                                     splits > 1 ? concat(", ", splits, " splits") : std::string()));
   }
 

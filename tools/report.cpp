@@ -1,10 +1,14 @@
 // The feature table of `tilewise verify --report`: a stranger's GPU in one command.
 #include "report.hpp"
 
+#include <sys/utsname.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -13,10 +17,12 @@
 #include "console.hpp"
 #include "core/device.hpp"
 #include "jit/child_process.hpp"
+#include "jit/kernel_cache.hpp"
 #include "operations/attention/attention.hpp"
 #include "report_features.hpp"
 #include "report_rows.hpp"
 #include "tilewise/attention.hpp"
+#include "tilewise/plan.hpp"
 
 namespace tilewise::tools {
 namespace {
@@ -64,6 +70,20 @@ void run_task(Task& task, const std::string& program) {
     row.result = RowResult::fail;
     row.detail = first_line_with(child.output, "FAILED ");
     if (row.detail.empty()) row.detail = child.errors.substr(0, child.errors.find('\n'));
+  }
+}
+
+/// What tells one report from another: versions, and what each GPU is. Nothing of it names the machine or who uses it.
+void print_machine(const std::vector<const core::Implementation*>& implementations) {
+  utsname system{};
+  uname(&system);
+  std::cout << "Tilewise " << version() << " on " << system.sysname << ' ' << system.release << ' ' << system.machine
+            << '\n';
+  std::set<DeviceType> described;
+  for (const core::Implementation* implementation : implementations) {
+    if (!described.insert(implementation->device()).second) continue;
+    const core::DeviceDescription device = core::describe_device(implementation->device());
+    std::cout << gpu_line(device, jit::compiler_name(jit::parse_target(device.architecture)));
   }
 }
 
@@ -116,6 +136,8 @@ bool print_feature_report() {
     std::cout << "No GPU that Tilewise can use is here.\n";
     return false;
   }
+  print_machine(implementations);
+  const char* const home = std::getenv("HOME");
   std::vector<Task> tasks;
   for (const core::Implementation* implementation : implementations) {
     for (const FeatureProblem& feature : feature_table()) {
@@ -134,11 +156,12 @@ bool print_feature_report() {
   std::vector<ReportRow> rows;
   for (Task& task : tasks) {
     const ReportRow& row = rows.emplace_back(std::move(task.row));
-    table.add_row({row.implementation, row.feature, row.pass, to_string(row.result), row.detail});
+    table.add_row({row.implementation, row.feature, row.pass, to_string(row.result),
+                   without_home(row.detail, home == nullptr ? "" : home)});
   }
   table.print(std::cout);
   const ReportSummary summary = summarize(rows);
-  std::cout << summary.text;
+  std::cout << summary.text << "This output is what to send back: it names no user, no host and no file of yours.\n";
   return summary.good;
 }
 

@@ -42,4 +42,24 @@ ReportSummary summarize(std::span<const ReportRow> rows) {
   return summary;
 }
 
+std::string gpu_line(const core::DeviceDescription& device, const std::string& compiler) {
+  return core::concat(device.architecture, ": ", device.multiprocessors, " multiprocessors at ", device.gigahertz,
+                      " GHz, ", device.shared_bytes / 1024, " KiB of shared memory a block, ",
+                      device.memory_gigabytes_per_second, " GB/s; kernels compiled by ",
+                      compiler.empty() ? "nothing that is here" : compiler, "\n");
+}
+
+std::string without_home(std::string_view text, std::string_view home) {
+  while (home.ends_with('/')) home.remove_suffix(1);
+  std::string result;
+  while (!text.empty()) {
+    const std::size_t at = home.empty() ? text.npos : text.find(home);
+    result += text.substr(0, at);
+    if (at == text.npos) break;
+    result += '~';
+    text.remove_prefix(at + home.size());
+  }
+  return result;
+}
+
 }  // namespace tilewise::tools

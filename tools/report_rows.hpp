@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
+#include "core/device_description.hpp"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::tools {
@@ -39,5 +41,11 @@ struct ReportSummary {
 };
 
 [[nodiscard]] ReportSummary summarize(std::span<const ReportRow> rows);
+
+/// One line on a GPU, and on what compiles for it: "gfx942: 304 multiprocessors at 2.1 GHz, ...".
+[[nodiscard]] std::string gpu_line(const core::DeviceDescription& device, const std::string& compiler);
+
+/// The text with `home`, a folder that tells who somebody is, as "~" wherever it stands; an empty one stands nowhere.
+[[nodiscard]] std::string without_home(std::string_view text, std::string_view home);
 
 }  // namespace tilewise::tools

@@ -96,5 +96,24 @@ TEST(ReportFeatures, CoverTheKvCacheStep) {
 
 TEST(ReportRows, NothingIsNotGood) { EXPECT_FALSE(summarize({}).good); }
 
+TEST(ReportRows, OneLineSaysWhatAGpuIs) {
+  core::DeviceDescription device;
+  device.architecture = "gfx942";
+  device.multiprocessors = 304;
+  device.gigahertz = 2.1;
+  device.shared_bytes = 64 << 10;
+  device.memory_gigabytes_per_second = 5300.0;
+  EXPECT_EQ(gpu_line(device, "clang 22.1"),
+            "gfx942: 304 multiprocessors at 2.1 GHz, 64 KiB of shared memory a block, 5300 GB/s; kernels compiled by "
+            "clang 22.1\n");
+  EXPECT_NE(gpu_line(device, "").find("compiled by nothing that is here"), std::string::npos);
+}
+
+TEST(ReportRows, DetailsTellNobodysHome) {
+  EXPECT_EQ(without_home("/home/ann/a.cpp:3: see /home/ann/b", "/home/ann/"), "~/a.cpp:3: see ~/b");
+  EXPECT_EQ(without_home("/tmp/x", ""), "/tmp/x");
+  EXPECT_EQ(without_home("/tmp/x", "/"), "/tmp/x");
+}
+
 }  // namespace
 }  // namespace tilewise::tools

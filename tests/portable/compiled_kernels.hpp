@@ -10,12 +10,11 @@
 #include <string_view>
 #include <vector>
 
-#include "core/implementation.hpp"
-#include "gpu/ahead_of_time.hpp"
 #include "gpu/compile_ahead.hpp"
-#include "gpu/lowered_kernel.hpp"
 #include "jit/kernel_cache.hpp"
 #include "jit/search_paths.hpp"
+#include "lowerings.hpp"
+#include "machine_code.hpp"
 #include "support.hpp"
 
 namespace tilewise::backends::portable {
@@ -24,26 +23,6 @@ namespace tilewise::backends::portable {
 inline void find_compilers() {
   for (const char* name : {"TILEWISE_BUNDLE", "TILEWISE_KEEP_SOURCE"}) unsetenv(name);
   jit::add_package_folders({PACKAGE_FOLDER});
-}
-
-/// What the portable kernels launch for a problem of any operation: the rows that compile ahead of time for the family
-/// that the architecture shares with others.
-inline std::vector<gpu::Lowering> lowerings_of(std::string_view architecture, std::string_view text) {
-  const core::DeviceDescription device = device_of(architecture);
-  const AnyProblem problem = parse_problem(core::concat(text, " device=", to_string(device.device.type)));
-  std::vector<gpu::Lowering> lowerings;
-  for (const core::Implementation* row : core::implementation_table()) {
-    const auto* kernels = dynamic_cast<const gpu::AheadOfTime*>(row);
-    if (kernels == nullptr || kernels->family() != family_of(architecture)) continue;
-    if (&row->operation() != &problem.operation() || row->device() != problem.device()) continue;
-    const core::FeatureBits required = problem.operation().required_features(problem.value());
-    if ((required & ~row->supported_features()) != 0) continue;
-    const core::Verdict verdict = row->judge_problem(problem, device);
-    if (!verdict.accepted()) continue;
-    lowerings.push_back(dynamic_cast<const gpu::LoweredKernel&>(*verdict.kernel).lowering());
-  }
-  EXPECT_FALSE(lowerings.empty()) << architecture << " has nothing for " << text;
-  return lowerings;
 }
 
 /// The kernels of an architecture's problems, each once, and the problems that need it.
@@ -95,8 +74,10 @@ inline std::string resources_text(const jit::KernelResources& used) {
                       " bytes spilled, ", used.scratch_bytes, " bytes scratch");
 }
 
-/// One failure for each kernel that does not compile or passes the limit, with the problem that repeats it.
+/// One failure for each kernel that does not compile, passes the limit, or does what an AMD kernel must not, with the
+/// problem that repeats it.
 inline void expect_within_limits(const CompiledKernels& kernels) {
+  const std::string program = disassembler();
   for (std::size_t i = 0; i < kernels.builds.size(); ++i) {
     const gpu::KernelBuild& build = kernels.builds[i];
     const std::vector<std::string>& problems = kernels.problems[i];
@@ -110,6 +91,9 @@ inline void expect_within_limits(const CompiledKernels& kernels) {
     EXPECT_GT(build.compiled->resources.registers, 0) << words;
     EXPECT_LE(bytes_out_of_registers(build), most_bytes(build.target))
         << resources_text(build.compiled->resources) << " of " << words;
+    if (build.target.kind == jit::TargetKind::hip && !program.empty()) {
+      EXPECT_EQ(unwanted_instruction(program, *build.compiled), "") << words;
+    }
   }
 }
 

@@ -1,5 +1,5 @@
-// The problems whose kernels must keep to their registers: every head_dim, every option alone, and the few of them that
-// each test run compiles.
+// The problems whose kernels must keep to their registers: every head_dim, every option alone, pairs of them on AMD,
+// and the few of them that each test run compiles.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/message.hpp"
+#include "option_pairs.hpp"
 #include "support.hpp"
 
 namespace tilewise::backends::portable {
@@ -41,37 +42,7 @@ inline constexpr std::string_view kMaskMod = "mask_mod=table0[b,q_idx]==table0[b
 inline constexpr std::string_view kBothFunctions =
     "score_mod=score-table0[h]*abs(q_idx-kv_idx) mask_mod=(table1[b,q_idx]==table1[b,kv_idx])&(kv_idx<=q_idx) "
     "tables=f32[32],i32[1,4096]";
-
-/// Each alone, but for packed and causal, which are seldom apart. What several spell alike is compiled once.
-inline constexpr std::string_view kForwardOptions[] = {"dtype=f16",
-                                                       "mask=causal",
-                                                       "mask=causal alignment=top_left",
-                                                       "window_left=256 window_right=0",
-                                                       "layout=thd batch_size=2",
-                                                       "layout=thd batch_size=2 mask=causal",
-                                                       "num_heads_k=4",
-                                                       "head_dim_v=64",
-                                                       "head_dim_v=192",
-                                                       "softmax_scale=-0.1",
-                                                       "softcap=30",
-                                                       "bias=f32[b,h,q,k]",
-                                                       "bias=query[b,h,q,k]",
-                                                       "bias=bool[b,h,q,k]",
-                                                       "alibi_slopes=[h]",
-                                                       "sink=1",
-                                                       "sink=query",
-                                                       "dropout_p=0.1",
-                                                       "dropout_p=0.1 seed_tensor=1",
-                                                       "seqused_q=1",
-                                                       "seqused_k=1",
-                                                       "leftpad_k=1",
-                                                       "batch_invariant=1",
-                                                       "unaligned=1",
-                                                       "score_mod=20.0*tanh(score/20.0)",
-                                                       kScoreMod,
-                                                       kMaskMod};
-inline constexpr std::string_view kBackwardOptions[] = {"dlse=1", "deterministic=1", "bias=query[b,h,q,k] dbias=1",
-                                                        "sink=query dsink=1"};
+inline constexpr std::string_view kScoreFunctions[] = {"score_mod=20.0*tanh(score/20.0)", kScoreMod, kMaskMod};
 
 inline constexpr std::string_view kEveryOption =
     "layout=thd batch_size=2 mask=causal window_left=256 softcap=30 alibi_slopes=[h] bias=query[b,h,q,k] sink=query "
@@ -214,8 +185,55 @@ inline std::vector<std::string> sampled_attention(std::string_view architecture)
   return {};
 }
 
+inline constexpr int kPairedHeadDims[] = {64, 80, 128, 192, 256};
+
+/// Of attention's options, passes and head dims any two.
+inline std::vector<std::string> paired_attention(const std::vector<Pass>& passes, std::vector<Levels> factors) {
+  factors.push_back(Levels(std::size(kPairedHeadDims)));
+  factors.push_back(Levels(passes.size()));
+  std::vector<std::string> problems;
+  for (const std::vector<std::size_t>& row : CoveringRows(factors, kPairSeed).draw()) {
+    const int head_dim = kPairedHeadDims[row[row.size() - 2]];
+    problems.push_back(register_problem(passes[row.back()], head_dim, text_of(factors, row)));
+  }
+  return problems;
+}
+
+inline std::vector<std::string> paired_forward() {
+  return paired_attention({Pass::forward, Pass::decode}, forward_factors());
+}
+inline std::vector<std::string> paired_backward() { return paired_attention({Pass::backward}, backward_factors()); }
+inline std::vector<std::string> paired_kv_cache() {
+  const std::vector<Levels> factors = kv_cache_factors();
+  std::vector<std::string> problems;
+  for (const std::vector<std::size_t>& row : CoveringRows(factors, kPairSeed).draw()) {
+    problems.push_back(core::concat("kv_cache_attention num_heads_q=32 ", text_of(factors, row)));
+  }
+  return problems;
+}
+
+/// On AMD, where registers that run out cost most.
+inline bool has_pairs(std::string_view architecture) { return architecture.starts_with("gfx"); }
+
+/// Every so many of them, others for each architecture.
+inline std::vector<std::string> sampled_pairs(std::string_view architecture) {
+  constexpr std::size_t kEvery = 24;
+  std::size_t first = 0;
+  for (const char letter : architecture) first = (31 * first + static_cast<unsigned char>(letter)) % kEvery;
+  std::vector<std::string> problems;
+  if (!has_pairs(architecture)) return problems;
+  std::size_t number = 0;
+  for (const auto& drawn : {paired_forward(), paired_backward(), paired_kv_cache()}) {
+    for (const std::string& problem : drawn) {
+      if (number++ % kEvery == first) problems.push_back(problem);
+    }
+  }
+  return problems;
+}
+
 inline std::vector<std::string> sampled_problems(std::string_view architecture) {
   std::vector<std::string> problems = sampled_attention(architecture);
+  for (std::string& problem : sampled_pairs(architecture)) problems.push_back(std::move(problem));
   problems.push_back(std::string(kLinearProblems[0]));
   if (std::ranges::find(kMachines, architecture) != std::end(kMachines)) {
     problems.insert(problems.end(), std::begin(kLinearProblems) + 1, std::end(kLinearProblems));
@@ -237,12 +255,13 @@ inline std::vector<std::string> swept_problems(std::string_view architecture) {
   }
   for (const int head_dim : {80, 128}) {
     for (const Pass pass : kPasses) {
-      for (const std::string_view option : kForwardOptions) {
-        problems.push_back(register_problem(pass, head_dim, option));
+      for (const std::string& options : each_alone(pass == Pass::backward ? backward_factors() : forward_factors())) {
+        problems.push_back(register_problem(pass, head_dim, options));
       }
-    }
-    for (const std::string_view option : kBackwardOptions) {
-      problems.push_back(register_problem(Pass::backward, head_dim, option));
+      for (const std::string_view function : kScoreFunctions) {
+        problems.push_back(register_problem(pass, head_dim, function));
+      }
+      problems.push_back(register_problem(pass, head_dim, "layout=thd batch_size=2 mask=causal"));
     }
   }
   for (std::string& problem : sampled_attention(architecture)) problems.push_back(std::move(problem));

@@ -1,5 +1,6 @@
-// `make test-compile`: the kernels of every head_dim and of each option keep to their registers on every GPU. Some
-// thousand kernels; a table says what each kernel took at worst. Targets whose compiler is not installed are skipped.
+// `make test-compile`: the kernels of every head_dim and of each option keep to their registers on every GPU, those of
+// pairs of options on AMD's. Some thousand kernels; a table says what each kernel took at worst. Targets whose compiler
+// is not installed are skipped.
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
@@ -83,21 +84,33 @@ class Sweep : public ::testing::TestWithParam<std::string_view> {
   }
 };
 
-TEST_P(Sweep, KernelsKeepToRegisters) {
-  const std::string_view architecture = GetParam();
+void expect_swept(std::string_view architecture, const std::vector<std::string>& problems) {
   if (const std::string reason = jit::compiler_reason(jit::parse_target(architecture)); !reason.empty()) {
     GTEST_SKIP() << reason;
   }
-  const CompiledKernels kernels =
-      compile_kernels(architecture, swept_problems(architecture), [&](std::size_t done, std::size_t all) {
-        if (done % 50 == 0) std::cerr << concat(architecture, ": ", done, " of ", all, " kernels\n");
-      });
+  const CompiledKernels kernels = compile_kernels(architecture, problems, [&](std::size_t done, std::size_t all) {
+    if (done % 50 == 0) std::cerr << concat(architecture, ": ", done, " of ", all, " kernels\n");
+  });
   ASSERT_GT(kernels.builds.size(), 0U);
   print_table(architecture, kernels);
   expect_within_limits(kernels);
 }
 
+TEST_P(Sweep, KernelsKeepToRegisters) { expect_swept(GetParam(), swept_problems(GetParam())); }
+
+class PairSweep : public Sweep {
+ protected:
+  void SetUp() override {
+    if (!has_pairs(GetParam())) GTEST_SKIP() << "pairs are AMD's";
+  }
+};
+TEST_P(PairSweep, Forward) { expect_swept(GetParam(), paired_forward()); }
+TEST_P(PairSweep, CacheSteps) { expect_swept(GetParam(), paired_kv_cache()); }
+TEST_P(PairSweep, Backward) { expect_swept(GetParam(), paired_backward()); }
+
 INSTANTIATE_TEST_SUITE_P(Whole, Sweep, ::testing::ValuesIn(kSweptArchitectures),
+                         [](const auto& target) { return std::string(target.param); });
+INSTANTIATE_TEST_SUITE_P(Whole, PairSweep, ::testing::ValuesIn(kSweptArchitectures),
                          [](const auto& target) { return std::string(target.param); });
 
 }  // namespace

@@ -122,6 +122,14 @@ std::int32_t most_dim_of_two_tiles(const device::ForwardConfig& c, Family family
   return family == Family::rdna4 && c.vector_rows && (c.exact_dims || !c.ranged) ? 128 : 64;
 }
 
+/// Eight waves of CDNA share the copying of a tile where it is large enough, and two a SIMD have 256 registers each:
+/// too few for what bias, ALiBi or dropout add beyond head_dim 160, beside elements that come one by one beyond 96 (108
+/// bytes of scratch), or all of them beyond 96.
+bool wants_wide_waves(const device::ForwardConfig& c) {
+  const std::int32_t dim = c.wider_dim();
+  return is_featured(c) && (dim > 160 || (dim > 96 && (is_crowded(c) || !c.vector_rows)));
+}
+
 void shape_forward(device::ForwardConfig& c, const Problem& p, const DeviceTraits& traits) {
   const std::int32_t dim = c.wider_dim();
   const std::int64_t rows = p.seqlen_q * group_of(p);
@@ -131,9 +139,7 @@ void shape_forward(device::ForwardConfig& c, const Problem& p, const DeviceTrait
       shape_sm80_forward(c, p, traits, dim);
       break;
     case Family::cdna:
-      // Eight waves share the copying of a tile where it is large enough, and two a SIMD have 256
-      // registers each: too few for what bias, ALiBi or dropout add beyond head_dim 160, or all of them beyond 96.
-      c.waves = rows <= 512 || dim <= 64 || (dim > 160 && is_featured(c)) || (dim > 96 && is_crowded(c)) ? 4 : 8;
+      c.waves = rows <= 512 || dim <= 64 || wants_wide_waves(c) ? 4 : 8;
       if (rows <= 32) c.waves = 1;
       c.rows_per_wave = 32;
       c.rows_in_registers = 1;

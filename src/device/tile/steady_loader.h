@@ -9,8 +9,9 @@ namespace tilewise::device {
 /// A window that moves on when tiles pass its end.
 template <class Ops, auto C, class Tile>
 class SteadyWindow {
+  using Machine = typename Ops::Machine;
   using Windows = TileWindows<Ops, C, Tile>;
-  using Window = typename Ops::Machine::Window;
+  using Window = typename Machine::Window;
   using Source = RowSource<Tile::kElement>;
 
  public:
@@ -41,7 +42,8 @@ class SteadyWindow {
 
   /// A tile that spans too much for a window, of which nothing was loaded.
   TILEWISE_INLINE void copy_far(Tile& tile, int32_t first_row) const {
-    if (stride_ == 0) Windows::copy_far(tile, source_, first_row);
+    // Its addresses would be counted up in all turns otherwise.
+    if (stride_ == 0) Windows::copy_far(tile, source_, uniform<Machine>(Machine::not_hoisted(first_row)));
   }
 
  private:

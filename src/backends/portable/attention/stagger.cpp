@@ -11,8 +11,13 @@ namespace {
 
 constexpr std::int32_t kWaves = 8, kLanes = 64;
 
-/// Whether tiles on their way pass the registers that accumulators and operands leave (8 to 56 bytes a lane spilled).
+/// Whether accumulators and operands leave few registers for tiles on their way.
 bool fills_registers(const device::ForwardConfig& c) { return c.head_dim + c.head_dim_v > 384; }
+
+/// Then head_dim 256 alone has room, without a mask or lengths (12 to 56 bytes a lane spilled otherwise).
+bool has_room(const device::ForwardConfig& c) {
+  return !fills_registers(c) || (c.head_dim == 256 && c.head_dim_v == 256 && c.exact_dims && !c.ranged && !c.lengths);
+}
 
 /// Whether each product of a tile is at least 8 of its steps, so that so many operands can be under way.
 bool has_steps(const device::ForwardConfig& c) {
@@ -42,7 +47,7 @@ void stagger(device::ForwardConfig& config, const Problem& p, const DeviceTraits
   c.staggered = 1;
   c.stages = 2;
   choose_copies(c, traits);
-  if (!has_steps(c) || !fits<Forward>(c, traits) || (fills_registers(c) && !c.direct_values)) return;
+  if (!has_room(c) || !has_steps(c) || !fits<Forward>(c, traits)) return;
   // Blocks of twice as many rows are for many queries, and must not leave multiprocessors without one.
   constexpr std::int64_t kFewQueries = 512;
   const std::int64_t blocks = core::ceil_div(p.seqlen_q, std::int64_t{c.block_m()}) * p.num_heads_q * p.batch_size;

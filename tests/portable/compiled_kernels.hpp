@@ -56,9 +56,12 @@ inline CompiledKernels compile_kernels(std::string_view architecture, std::span<
 /// Bytes that each lane may store because registers ran out: on NVIDIA's those that ptxas spills, on AMD's any scratch.
 inline int most_bytes(const jit::Target& target) { return target.kind == jit::TargetKind::cuda ? 80 : 0; }
 
-inline int bytes_out_of_registers(const gpu::KernelBuild& build) {
+/// Registers that CDNA's compiler has moved to accumulation registers leave their places in scratch reserved, which no
+/// instruction touches: machine_code.hpp looks for those that do.
+inline int bytes_out_of_registers(const gpu::KernelBuild& build, bool is_disassembled) {
   const jit::KernelResources& used = build.compiled->resources;
-  return build.target.kind == jit::TargetKind::cuda ? used.spill_bytes : used.scratch_bytes;
+  if (build.target.kind == jit::TargetKind::cuda) return used.spill_bytes;
+  return is_disassembled && used.accumulation_registers > 0 ? 0 : used.scratch_bytes;
 }
 
 inline std::string message_of(const std::exception_ptr& error) {
@@ -89,7 +92,7 @@ inline void expect_within_limits(const CompiledKernels& kernels) {
       continue;
     }
     EXPECT_GT(build.compiled->resources.registers, 0) << words;
-    EXPECT_LE(bytes_out_of_registers(build), most_bytes(build.target))
+    EXPECT_LE(bytes_out_of_registers(build, !program.empty()), most_bytes(build.target))
         << resources_text(build.compiled->resources) << " of " << words;
     if (build.target.kind == jit::TargetKind::hip && !program.empty()) {
       EXPECT_EQ(unwanted_instruction(program, *build.compiled), "") << words;

@@ -18,7 +18,9 @@ class RotatedTile {
   /// Units of a lane, none of which waits for another: one after the other they take 1,000 cycles each. A lone wave has
   /// one at a time, which is all it has where it decodes: it waits for instructions that it meets for the first time.
   static constexpr int kMostUnits = ceil_div(Tile::kRows * kRowUnits, kThreads);
-  static constexpr int kUnits = C.waves == 1 ? 1 : minimum(kMostUnits, Rotation::kFloatTables ? 4 : 8);
+  /// Eight of them AMD's compiler keeps in scratch (368 bytes a lane at head_dim 256).
+  static constexpr int kUnits =
+      C.waves == 1 ? 1 : minimum(kMostUnits, Rotation::kFloatTables || !Ops::kAsyncCopies ? 4 : 8);
   using Run = Choose<kPairs == 1, typename Angles::Angle, typename Angles::AngleRun>;
 
  public:

@@ -147,11 +147,6 @@ Interval compared(Op op, std::array<Number, 2> a, std::array<Number, 2> b, bool 
   }
 }
 
-Interval united(const Interval& a, const Interval& b) {
-  return {std::min(a.low, b.low), std::max(a.high, b.high), std::min(a.real_low, b.real_low),
-          std::max(a.real_high, b.real_high), a.may_be_nan || b.may_be_nan};
-}
-
 Interval of_constant(const Node& node) {
   if (node.type != Type::real) return Interval::of_integers(node.integer(), node.integer());
   return std::isnan(node.real()) ? kAnyReal : rounded_outwards(node.real(), node.real(), false);
@@ -162,11 +157,6 @@ Interval widened(const Interval& a) {
   constexpr std::int64_t kExact = std::int64_t{1} << 24;
   const bool exact = a.low >= -kExact && a.high <= kExact;
   return rounded_outwards(static_cast<double>(a.low), static_cast<double>(a.high), false, exact ? 1 : 2);
-}
-
-Interval any_of(Type type) {
-  if (type == Type::real) return kAnyReal;
-  return type == Type::integer ? kAnyInteger : kAnyBool;
 }
 
 /// Bounds of what has operands.
@@ -196,8 +186,18 @@ Interval combined(const Node& node, Type of_operands, const Interval& a, const I
 
 }  // namespace
 
+Interval united(const Interval& a, const Interval& b) {
+  return {std::min(a.low, b.low), std::max(a.high, b.high), std::min(a.real_low, b.real_low),
+          std::max(a.real_high, b.real_high), a.may_be_nan || b.may_be_nan};
+}
+
+Interval any_of(Type type) {
+  if (type == Type::real) return kAnyReal;
+  return type == Type::integer ? kAnyInteger : kAnyBool;
+}
+
 std::vector<Interval> bounds_of_nodes(const Expression& expression, std::span<const Interval> inputs,
-                                      std::span<const Interval> tables) {
+                                      const LookUpBounds& look_up) {
   const std::vector<Node>& nodes = expression.nodes();
   std::vector<Interval> known;
   known.reserve(nodes.size());
@@ -208,8 +208,8 @@ std::vector<Interval> bounds_of_nodes(const Expression& expression, std::span<co
     } else if (node.op == Op::variable) {
       known.push_back(inputs[node.index]);
     } else if (node.op == Op::lookup) {
-      const bool is_told = node.type == Type::integer && node.index < tables.size();
-      known.push_back(is_told ? tables[node.index] : any_of(node.type));
+      const std::array<Interval, kTableRank> indices{operand(0), operand(1), operand(2), operand(3)};
+      known.push_back(look_up ? look_up(node.index, std::span(indices.data(), node.operand_count)) : any_of(node.type));
     } else {
       known.push_back(combined(node, nodes[node.operands[0]].type, operand(0), operand(1), operand(2)));
     }
@@ -217,8 +217,8 @@ std::vector<Interval> bounds_of_nodes(const Expression& expression, std::span<co
   return known;
 }
 
-Interval bounds(const Expression& expression, std::span<const Interval> inputs) {
-  return bounds_of_nodes(expression, inputs, {}).back();
+Interval bounds(const Expression& expression, std::span<const Interval> inputs, const LookUpBounds& look_up) {
+  return bounds_of_nodes(expression, inputs, look_up).back();
 }
 
 }  // namespace tilewise::expression

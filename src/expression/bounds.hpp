@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -33,14 +34,20 @@ struct Interval {
   return Interval::of_integers(low, -(low + 1));
 }
 
-/// Bounds of each node, which hold whether floats are computed in fp32 or fp64. `inputs` has the signature's variables
-/// in their order; low is no greater than high. `tables` has what look-ups of ints give, and may be empty: then that is
-/// anything. 0 is always among it.
-[[nodiscard]] std::vector<Interval> bounds_of_nodes(const Expression& expression, std::span<const Interval> inputs,
-                                                    std::span<const Interval> tables);
+/// Bounds of what lies between either's.
+[[nodiscard]] Interval united(const Interval& a, const Interval& b);
+/// Bounds of whatever a type has.
+[[nodiscard]] Interval any_of(Type type);
 
-/// Bounds of the result, which hold whether floats are computed in fp32 or fp64, for any tables. `inputs` has the
-/// signature's variables in their order; low is no greater than high.
-[[nodiscard]] Interval bounds(const Expression& expression, std::span<const Interval> inputs);
+/// What a look-up in a table gives where its indices lie between bounds.
+using LookUpBounds = std::function<Interval(std::uint32_t table, std::span<const Interval> indices)>;
+
+/// Bounds of the result, which hold whether floats are computed in fp32 or fp64. `inputs` has the signature's variables
+/// in their order; low is no greater than high. Without `look_up` they hold for any tables.
+[[nodiscard]] Interval bounds(const Expression& expression, std::span<const Interval> inputs,
+                              const LookUpBounds& look_up = {});
+/// Likewise of every node.
+[[nodiscard]] std::vector<Interval> bounds_of_nodes(const Expression& expression, std::span<const Interval> inputs,
+                                                    const LookUpBounds& look_up = {});
 
 }  // namespace tilewise::expression

@@ -44,8 +44,9 @@ std::string_view element_name(DType dtype) {
   }
 }
 
-/// What a look-up of ints gives.
+/// What a look-up gives.
 Interval elements_of(const DeviceTable& table) {
+  if (table.dtype != DType::u8 && table.dtype != DType::i32 && table.dtype != DType::i64) return any_of(Type::real);
   if (table.empty) return Interval::of_integers(0, 0);
   if (table.dtype == DType::u8) return Interval::of_integers(0, 255);
   return any_integer_of(table.dtype == DType::i64 ? 64 : 32);
@@ -74,9 +75,9 @@ class Printer {
  public:
   Printer(const Expression& expression, std::span<const Interval> inputs, std::span<const DeviceTable> tables)
       : expression_(expression), nodes_(expression.nodes()), tables_(tables), names_(nodes_.size()) {
-    std::vector<Interval> of_tables;
-    for (const DeviceTable& table : tables) of_tables.push_back(elements_of(table));
-    bounds_ = bounds_of_nodes(expression, inputs, of_tables);
+    bounds_ = bounds_of_nodes(expression, inputs, [tables](std::uint32_t table, std::span<const Interval>) {
+      return elements_of(tables[table]);
+    });
     for (std::size_t i = 0; i < nodes_.size(); ++i) add(i);
     text_ += concat("    return ", names_.back(), ";\n");
   }

@@ -10,48 +10,12 @@
 #include <string_view>
 #include <vector>
 
+#include "expression/operator_names.hpp"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::expression {
 
-/// bool; int: 64 bits, wrapping around; float: fp32 or fp64, whichever the evaluator computes in.
-enum class Type : std::uint8_t { boolean, integer, real };
-
 [[nodiscard]] std::string_view to_string(Type type);
-
-/// docs/expressions.md says what each means.
-enum class Op : std::uint8_t {
-  constant,
-  variable,
-  lookup,
-  to_real,
-  negate,
-  absolute,
-  logical_not,
-  exp,
-  exp2,
-  log,
-  tanh,
-  add,
-  subtract,
-  multiply,
-  divide,
-  floor_divide,
-  remainder,
-  minimum,
-  maximum,
-  less,
-  less_equal,
-  equal,
-  not_equal,
-  logical_and,
-  logical_or,
-  select,
-  count_
-};
-
-/// Dimensions of a captured tensor, at most.
-inline constexpr int kTableRank = 4;
 
 /// Operands are places of nodes before this one.
 struct Node {

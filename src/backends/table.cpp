@@ -26,8 +26,8 @@ namespace tilewise::core {
 std::span<const Implementation* const> implementation_table() {
   static const std::vector<const Implementation*> table = [] {
     std::vector<const Implementation*> rows;
-    for (const auto& backend :
-         {backends::cuda_implementations(), backends::hip_implementations(), backends::cpu_implementations()}) {
+    for (const auto& backend : {backends::cuda_implementations(), backends::hip_implementations(),
+                                backends::cpu_implementations(&backends::check_look_ups)}) {
       rows.insert(rows.end(), backend.begin(), backend.end());
     }
     rows.push_back(&backends::reference_implementation());

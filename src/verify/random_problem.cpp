@@ -52,19 +52,24 @@ class ProblemDraw {
   /// refuse them.
   void draw_functions() {
     if (wanted(Feature::score_mod, 0.04)) {
-      p_.score_mod =
-          rng_.pick<const char*>({"score-abs(table0[h])*abs(q_idx-kv_idx)", "4.0*tanh(score/4.0)",
-                                  "select(kv_idx<=q_idx,score,-inf)", "score+table0[h]*table1[kv_idx%8]",
-                                  "score*0.5+0.125*((q_idx+b)//3%5)", "max(score,-2.0)-log(1.0+exp2(-abs(score)))",
-                                  "select(table1[min(q_idx,7)]==table1[kv_idx],score,score-1.5)"});
+      p_.score_mod = rng_.pick<const char*>(
+          {"score-abs(table0[h])*abs(q_idx-kv_idx)", "4.0*tanh(score/4.0)", "select(kv_idx<=q_idx,score,-inf)",
+           "score+table0[h]*table1[kv_idx%8]", "score*0.5+0.125*((q_idx+b)//3%5)",
+           "max(score,-2.0)-log(1.0+exp2(-abs(score)))", "select(table1[min(q_idx,7)]==table1[kv_idx],score,score-1.5)",
+           "score+table3[h,clamp(q_idx-kv_idx+40,0,79)]", "score*table4[b]+float(table3[h,kv_idx])*0.5"});
     }
     if (wanted(Feature::mask_mod, 0.04)) {
-      p_.mask_mod =
-          rng_.pick<const char*>({"kv_idx<=q_idx", "(q_idx-kv_idx)%3!=1", "(abs(q_idx-kv_idx)<40)|(kv_idx<5)",
-                                  "table1[q_idx//16]<=table1[kv_idx//16]", "(kv_idx+b+h)%7<5", "table0[h]<0.5"});
+      p_.mask_mod = rng_.pick<const char*>({"kv_idx<=q_idx", "(q_idx-kv_idx)%3!=1", "(abs(q_idx-kv_idx)<40)|(kv_idx<5)",
+                                            "table1[q_idx//16]<=table1[kv_idx//16]", "(kv_idx+b+h)%7<5",
+                                            "table0[h]<0.5", "table2[b,q_idx]==table2[b,kv_idx]",
+                                            "(table2[b,q_idx]!=table2[b,kv_idx])|(kv_idx==q_idx)"});
     }
     if (!p_.score_mod.empty() || !p_.mask_mod.empty()) {
-      p_.tables = {{DType::f32, 1, {p_.num_heads_q}}, {DType::i32, 1, {8}}};
+      p_.tables = {{DType::f32, 1, {p_.num_heads_q}},
+                   {DType::i32, 1, {8}},
+                   {DType::i64, 2, {p_.batch_size, std::max(p_.seqlen_q, p_.seqlen_k)}},
+                   {rng_.pick({DType::f32, DType::bf16, DType::f16, DType::fp8_e4m3}), 2, {p_.num_heads_q, 80}},
+                   {rng_.pick({DType::f64, DType::fp8_e5m2}), 1, {p_.batch_size}}};
     }
   }
 

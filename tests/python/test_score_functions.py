@@ -123,7 +123,8 @@ def test_explain_says_who_refuses():
     q, k, v = inputs(torch.float32, requires_grad=False)
     explanation = tilewise.explain(q, k, v, score_mod=alibi)
     assert "score_mod=score-table0[h]*(q_idx-kv_idx) tables=f32[4]" in explanation.problem
-    assert [row.implementation for row in explanation.rows if row.accepted] == ["reference"]
+    assert next(row.implementation for row in explanation.rows if row.chosen).startswith("cpu.")
+    assert all("score_mod" in row.reason for row in explanation.rows if row.implementation.startswith("emulation."))
 
 
 def test_refusals():
@@ -143,6 +144,5 @@ def test_refusals():
 
 def test_others_refuse_by_name():
     q, k, v = inputs(torch.float32, requires_grad=False)
-    chosen = next(row.implementation for row in tilewise.explain(q, k, v).rows if row.chosen)
     with pytest.raises(NotImplementedError, match="score_mod"):
-        tilewise.attention(q, k, v, score_mod="score*2", implementation=chosen)
+        tilewise.attention(q, k, v, score_mod="score*2", implementation="emulation.sm80")

@@ -17,6 +17,7 @@
 #include "backends/cpu/flush_denormals.hpp"
 #include "backends/cpu/gradient_rows.hpp"
 #include "backends/cpu/rows.hpp"
+#include "backends/cpu/score_functions.hpp"
 #include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
 #include "operations/attention/attention.hpp"
@@ -51,6 +52,7 @@ class BackwardKernel final : public operations::attention::Kernel {
       : kernels_(kernels),
         element_(element_of(problem.dtype)),
         factors_(operations::attention::score_factors(problem)),
+        functions_(problem),
         real_(real_size(element_)),
         parts_(key_parts(problem, kernels.backward_keys)),
         dq_stride_(ceil_div(problem.head_dim, 16) * 16),
@@ -75,7 +77,9 @@ class BackwardKernel final : public operations::attention::Kernel {
   }
 
   void launch(const device::AttentionParams& p, void* workspace, void*) const override {
+    CapturedTables tables;
     ScoreParams score = make_score_params(p, factors_);
+    score.functions = functions_.bind(p, tables);
     score.decoded = decoded_;
     const int workers = workers_for(flops_);
     const std::int64_t heads = p.batch_size * p.num_heads_k;
@@ -175,6 +179,7 @@ class BackwardKernel final : public operations::attention::Kernel {
   const KernelSet& kernels_;
   ElementIndex element_;
   device::ScoreFactors factors_;
+  CompiledFunctions functions_;
   std::size_t real_;  // bytes of a Real
   std::int64_t parts_;
   std::int64_t dq_stride_;

@@ -23,8 +23,9 @@ constexpr double kCallNs = 500.0;
 constexpr double kRowNs = 80.0, kGradientRowNs = 60.0;
 constexpr double kPackedNs = 0.1, kGradientPackedNs = 0.7;  // for an element of keys or values
 constexpr double kDropoutNs = 3.2, kSoftcapNs = 0.6, kBiasNs = 0.8, kAlibiNs = 0.2;
-constexpr double kDecodeFlop = 0.5;  // of a flop of the products, which wait for memory
-constexpr double kWakeNs = 30e3;     // until another thread works too
+constexpr double kScoreModNs = 0.8, kMaskModNs = 0.4;  // of some five instructions
+constexpr double kDecodeFlop = 0.5;                    // of a flop of the products, which wait for memory
+constexpr double kWakeNs = 30e3;                       // until another thread works too
 
 constexpr double kRowsTogether = 24.0;                   // that see a span of keys between them
 constexpr double kSpanKeys = 32.0;                       // that a span is widened by, on average
@@ -75,7 +76,8 @@ class Model {
   [[nodiscard]] double score_ns() const {
     return numbers_width() * rates_.score_cycles * cycle_ns_ + (p_.dropout_p > 0.0 ? kDropoutNs : 0.0) +
            (p_.softcap > 0.0 ? kSoftcapNs : 0.0) + (p_.bias != BiasKind::none ? kBiasNs : 0.0) +
-           (p_.alibi_slopes != AlibiKind::none ? kAlibiNs : 0.0);
+           (p_.alibi_slopes != AlibiKind::none ? kAlibiNs : 0.0) + (p_.score_mod.empty() ? 0.0 : kScoreModNs) +
+           (p_.mask_mod.empty() ? 0.0 : kMaskModNs);
   }
   [[nodiscard]] double widening_ns() const {
     return (p_.dtype == DType::bf16  ? rates_.bf16_cycles

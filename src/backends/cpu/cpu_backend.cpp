@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backends/cpu/backward_kernel.hpp"
+#include "backends/cpu/checked_kernel.hpp"
 #include "backends/cpu/cost.hpp"
 #include "backends/cpu/cpu_features.hpp"
 #include "backends/cpu/forward_kernel.hpp"
@@ -27,11 +28,11 @@ struct IsaTraits {
 
 operations::attention::FeatureSet features_of(const KernelSet& kernels) {
   using enum operations::attention::Feature;
-  operations::attention::FeatureSet set{forward,     backward,     gqa,           head_dim_v,      packed,
-                                        window_left, window_right, top_left,      scale_sign,      softcap,
-                                        bias,        bias_boolean, dbias,         alibi,           sink,
-                                        dsink,       dropout,      seed_tensor,   seqused_q,       seqused_k,
-                                        leftpad_k,   dlse,         deterministic, batch_invariant, clear_rest};
+  operations::attention::FeatureSet set{forward,      backward,  gqa,        head_dim_v, packed,        window_left,
+                                        window_right, top_left,  scale_sign, softcap,    bias,          bias_boolean,
+                                        dbias,        alibi,     sink,       dsink,      dropout,       seed_tensor,
+                                        seqused_q,    seqused_k, leftpad_k,  dlse,       deterministic, batch_invariant,
+                                        clear_rest,   score_mod, mask_mod};
   if (kernels.forward[kElementF32]) set.insert(f32);
   if (kernels.forward[kElementBf16]) set.insert(bf16);
   if (kernels.forward[kElementF16]) set.insert(f16);
@@ -43,7 +44,7 @@ operations::attention::FeatureSet features_of(const KernelSet& kernels) {
 
 class CpuImplementation final : public operations::attention::Implementation {
  public:
-  explicit CpuImplementation(const IsaTraits& traits) : traits_(traits) {}
+  CpuImplementation(const IsaTraits& traits, LookUpCheck check) : traits_(traits), check_(check) {}
 
   [[nodiscard]] std::string_view name() const noexcept override { return traits_.name; }
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
@@ -56,15 +57,19 @@ class CpuImplementation final : public operations::attention::Implementation {
       if (lack.instruction_set == to_string(traits_.isa)) return core::Verdict::refuse(lack.reason);
     }
     if (problem.dtype == DType::fp8_e4m3) return judge_fp8(problem, cpu);
-    return core::Verdict::accept(estimate_of(problem, cpu),
-                                 operations::attention::clearing_rest(make_kernel(problem), problem));
+    return core::Verdict::accept(estimate_of(problem, cpu), completed(make_kernel(problem), problem));
   }
 
  private:
   [[nodiscard]] core::Verdict judge_fp8(const Problem& problem, const core::DeviceDescription& cpu) const {
-    return core::Verdict::accept(
-        estimate_of(widened(problem), cpu) + widening_us(problem) / std::max(cpu.threads, 1),
-        operations::attention::clearing_rest(make_widened_forward_kernel(problem, *traits_.kernels), problem));
+    return core::Verdict::accept(estimate_of(widened(problem), cpu) + widening_us(problem) / std::max(cpu.threads, 1),
+                                 completed(make_widened_forward_kernel(problem, *traits_.kernels), problem));
+  }
+
+  /// With what is done before and after it.
+  [[nodiscard]] std::unique_ptr<core::Kernel> completed(std::unique_ptr<core::Kernel> kernel,
+                                                        const Problem& problem) const {
+    return checking_look_ups(operations::attention::clearing_rest(std::move(kernel), problem), problem, check_);
   }
 
   [[nodiscard]] double estimate_of(const Problem& problem, const core::DeviceDescription& cpu) const {
@@ -78,27 +83,28 @@ class CpuImplementation final : public operations::attention::Implementation {
   }
 
   IsaTraits traits_;
+  LookUpCheck check_;
 };
 
 }  // namespace
 }  // namespace cpu
 
-std::span<const core::Implementation* const> cpu_implementations() {
+std::span<const core::Implementation* const> cpu_implementations(LookUpCheck check) {
   using cpu::CpuImplementation, cpu::Isa;
 #if defined(__x86_64__)
-  static const CpuImplementation amx_bf16({Isa::amx_bf16, "cpu.amx_bf16", &cpu::kAmxBf16Kernels});
-  static const CpuImplementation avx512_bf16({Isa::avx512_bf16, "cpu.avx512_bf16", &cpu::kAvx512Bf16Kernels});
-  static const CpuImplementation avx512({Isa::avx512, "cpu.avx512", &cpu::kAvx512Kernels});
-  static const CpuImplementation avx2({Isa::avx2, "cpu.avx2", &cpu::kAvx2Kernels});
-  static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels});
+  static const CpuImplementation amx_bf16({Isa::amx_bf16, "cpu.amx_bf16", &cpu::kAmxBf16Kernels}, check);
+  static const CpuImplementation avx512_bf16({Isa::avx512_bf16, "cpu.avx512_bf16", &cpu::kAvx512Bf16Kernels}, check);
+  static const CpuImplementation avx512({Isa::avx512, "cpu.avx512", &cpu::kAvx512Kernels}, check);
+  static const CpuImplementation avx2({Isa::avx2, "cpu.avx2", &cpu::kAvx2Kernels}, check);
+  static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels}, check);
   static const std::array<const core::Implementation*, 5> table = {&amx_bf16, &avx512_bf16, &avx512, &avx2, &generic};
 #elif defined(__aarch64__)
-  static const CpuImplementation neon_bf16({Isa::neon_bf16, "cpu.neon_bf16", &cpu::kNeonBf16Kernels});
-  static const CpuImplementation neon({Isa::neon, "cpu.neon", &cpu::kNeonKernels});
-  static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels});
+  static const CpuImplementation neon_bf16({Isa::neon_bf16, "cpu.neon_bf16", &cpu::kNeonBf16Kernels}, check);
+  static const CpuImplementation neon({Isa::neon, "cpu.neon", &cpu::kNeonKernels}, check);
+  static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels}, check);
   static const std::array<const core::Implementation*, 3> table = {&neon_bf16, &neon, &generic};
 #else
-  static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels});
+  static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels}, check);
   static const std::array<const core::Implementation*, 1> table = {&generic};
 #endif
   return table;

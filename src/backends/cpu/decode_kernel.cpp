@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string>
 
 #include "backends/cpu/flush_denormals.hpp"
+#include "backends/cpu/score_functions.hpp"
 #include "backends/cpu/tile_maker.hpp"
 #include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
@@ -26,6 +28,7 @@ class DecodeKernel final : public operations::attention::Kernel {
   DecodeKernel(const Problem& problem, const KernelSet& kernels)
       : element_(element_of(problem.dtype)),
         factors_(operations::attention::score_factors(problem)),
+        functions_(problem),
         run_(kernels.decode[element_]),
         scratch_(kernels.decode_scratch[element_](static_cast<std::int32_t>(problem.head_dim),
                                                   static_cast<std::int32_t>(problem.head_dim_v))),
@@ -48,7 +51,9 @@ class DecodeKernel final : public operations::attention::Kernel {
   }
 
   void launch(const device::AttentionParams& p, void* workspace, void*) const override {
-    const ScoreParams score = make_score_params(p, factors_);
+    CapturedTables tables;
+    ScoreParams score = make_score_params(p, factors_);
+    score.functions = functions_.bind(p, tables);
     const int workers = workers_for(flops_);
     const std::int64_t together = key_heads_a_task(p, workers);
     const std::int64_t head_tasks = ceil_div(p.num_heads_k, together);
@@ -92,6 +97,8 @@ class DecodeKernel final : public operations::attention::Kernel {
         tiles[static_cast<std::size_t>(head_k - first)] = maker.tile(which, split, next);
         next += which.num_heads * num_queries;
       }
+      narrow(maker, {first, first * group, (last - first) * group, 0, num_queries},
+             std::span(tiles.data(), static_cast<std::size_t>(last - first)));
       const auto size = static_cast<std::int64_t>(element_size(element_));
       const KeyStream stream{tiles[0].k,
                              tiles[0].v,
@@ -105,8 +112,18 @@ class DecodeKernel final : public operations::attention::Kernel {
     }
   }
 
+  /// Leaves out keys at either end that functions hide: of all tiles alike, since they are read together.
+  static void narrow(const TileMaker& maker, const TileRows& which, std::span<ForwardTile> tiles) {
+    const auto [begin, end] = maker.narrowed(which, tiles.front());
+    for (ForwardTile& tile : tiles) {
+      tile.key_begin = begin;
+      tile.key_end = end;
+    }
+  }
+
   ElementIndex element_;
   device::ScoreFactors factors_;
+  CompiledFunctions functions_;
   DecodeFn run_;
   std::size_t scratch_;
   double flops_;

@@ -7,6 +7,7 @@
 
 #include "backends/cpu/decode_kernel.hpp"
 #include "backends/cpu/flush_denormals.hpp"
+#include "backends/cpu/score_functions.hpp"
 #include "backends/cpu/tile_maker.hpp"
 #include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
@@ -25,9 +26,11 @@ class ForwardKernel final : public operations::attention::Kernel {
   ForwardKernel(const Problem& problem, const KernelSet& kernels)
       : element_(element_of(problem.dtype)),
         factors_(operations::attention::score_factors(problem)),
+        functions_(problem),
         run_(kernels.forward[element_]),
         scratch_(kernels.forward_scratch[element_](static_cast<std::int32_t>(problem.head_dim),
                                                    static_cast<std::int32_t>(problem.head_dim_v))),
+        block_keys_(kernels.forward_keys),
         flops_(forward_flops(problem)) {
     const std::int64_t seqlen_q = std::max<std::int64_t>(problem.seqlen_q, 1);
     const std::int64_t most_rows = std::min<std::int64_t>(kernels.max_rows, kRowCapacity);
@@ -45,7 +48,9 @@ class ForwardKernel final : public operations::attention::Kernel {
     const std::int64_t group = p.num_heads_q / std::max<std::int64_t>(p.num_heads_k, 1);
     const std::int64_t tiles_a_key_head = ceil_div(group, heads_per_tile_);
     const std::int64_t heads = p.batch_size * p.num_heads_k * tiles_a_key_head;
-    const ScoreParams score = make_score_params(p, factors_);
+    CapturedTables tables;
+    ScoreParams score = make_score_params(p, factors_);
+    score.functions = functions_.bind(p, tables);
     const int workers = workers_for(flops_);
     const std::int64_t queries = queries_a_task(heads, p.seqlen_q, workers);
     const std::int64_t query_tiles = std::max<std::int64_t>(1, ceil_div(p.seqlen_q, queries));
@@ -75,13 +80,17 @@ class ForwardKernel final : public operations::attention::Kernel {
     which.num_queries = std::min(which.num_queries, maker.sequence().seqlen_q - which.first_query);
     if (which.num_queries <= 0) return;
     std::array<RowInfo, kRowCapacity> rows;
-    run_(maker.tile(which, TileSplit{}, rows.data()), thread_scratch(scratch_));
+    ForwardTile tile = maker.tile(which, TileSplit{}, rows.data());
+    tile.blocks = maker.blocks(which, tile, block_keys_);
+    run_(tile, thread_scratch(scratch_));
   }
 
   ElementIndex element_;
   device::ScoreFactors factors_;
+  CompiledFunctions functions_;
   ForwardFn run_;
   std::size_t scratch_;
+  std::int64_t block_keys_;
   double flops_;
   std::int64_t heads_per_tile_ = 1, queries_per_tile_ = 1;
 };

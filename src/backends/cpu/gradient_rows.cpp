@@ -7,10 +7,13 @@
 #include <cstring>
 #include <limits>
 
+#include "backends/cpu/score_functions.hpp"
 #include "core/parallel.hpp"
 #include "operations/elements.hpp"
 
 namespace tilewise::backends::cpu {
+
+using device::Visibility, operations::attention::ScoreBlocks;
 
 void GradientRows::statistics(std::int64_t head, std::int64_t first, std::int64_t count, double* lse,
                               double* delta) const {
@@ -42,6 +45,7 @@ KeyBlock GradientRows::key_block(const ScoreParams& score, std::int64_t head_k, 
   block.head_dim = static_cast<std::int32_t>(p_.head_dim);
   block.head_dim_v = static_cast<std::int32_t>(p_.head_dim_v);
   block.score = score;
+  block.score.functions.memory = function_memory(score.functions);
   block.wants_dk = p_.dk.data != nullptr;
   block.wants_dv = p_.dv.data != nullptr;
   return block;
@@ -65,6 +69,11 @@ void GradientRows::add_block(const KeyBlock& block, std::int64_t head, std::int6
   if (device::visible_keys(p_, sequence_, d, first + count - 1).end <= block.first_key ||
       device::visible_keys(p_, sequence_, d, first).begin >= block.first_key + block.num_keys)
     return;
+  const ScoreBlocks* functions = block.score.functions.blocks;
+  const Visibility visible = functions == nullptr ? Visibility::some
+                                                  : functions->of({batch_, head, head + 1, first, first + count,
+                                                                   block.first_key, block.first_key + block.num_keys});
+  if (visible == Visibility::none) return;
   const std::size_t size = element_size(element_);
   std::array<RowInfo, kMaxBackwardRows> rows;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -87,6 +96,7 @@ void GradientRows::add_block(const KeyBlock& block, std::int64_t head, std::int6
   queries.dq = dq;
   queries.dq_stride = dq_stride;
   queries.dbias_key_stride = dbias.key_stride;
+  queries.all_visible = visible == Visibility::all;
   kernels_.add_queries[element_](block, queries, scratch);
 }
 

@@ -5,7 +5,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backends/cpu/score_program.h"
 #include "device/common/params.h"
+#include "device/common/visibility.h"
 
 namespace tilewise::backends::cpu {
 
@@ -20,6 +22,7 @@ struct ScoreParams : device::ScoreFactors {
   bool has_sink;
   uint32_t dropout_threshold;  // 0: off
   uint64_t seed, offset;
+  ScoreFunctions functions;
   bool decoded;  // backward: the forward pass sums products as decoding does
 };
 
@@ -51,8 +54,9 @@ struct ForwardTile {
   int32_t key_begin, key_end;  // union of the rows' ranges
   int32_t head_dim, head_dim_v;
   ScoreParams score;
-  bool (*abandoned)() noexcept;  // asked between blocks of keys: whether nobody wants the result any more
-  double value_scale = 1.0;      // of v; partial results are without it
+  const device::Visibility* blocks;  // of KernelSet::forward_keys each, from that of key_begin on; null: some
+  bool (*abandoned)() noexcept;      // asked between blocks of keys: whether nobody wants the result any more
+  double value_scale = 1.0;          // of v; partial results are without it
 };
 
 /// One block of keys, kept in scratch while the rows that see it pass by. Gradients of k and v
@@ -75,6 +79,7 @@ struct QueryBlock {
   void* dq;  // accumulators, rows dq_stride Reals apart (whole vectors of 16), or null
   int64_t dq_stride;
   int64_t dbias_key_stride;  // 0: one sum a row
+  bool all_visible;          // by mask_mod, all of its rows the whole key block
 };
 
 /// Element types of q, k, v in the order of the arrays below.
@@ -136,6 +141,7 @@ struct KernelSet {
   StoreScaledFn store_scaled[kElementCount];  // Reals to a row of the element type
   DequantizeFn dequantize;
   int32_t max_rows;         // rows a forward tile may hold
+  int32_t forward_keys;     // of a block, which begins at a multiple of them
   int32_t decode_max_rows;  // likewise for a decode tile
   int32_t decode_keys;      // keys of all heads that a decode call visits before their values
   int32_t backward_keys, backward_rows;

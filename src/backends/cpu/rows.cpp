@@ -99,9 +99,13 @@ RowInfo RowMaker::row(std::int64_t i, std::int64_t head) const {
   return r;
 }
 
-void* thread_scratch(std::size_t bytes) {
-  thread_local std::unique_ptr<std::byte, AlignedFree> memory;
-  thread_local std::size_t size = 0;
+void* thread_memory(ThreadMemory use, std::size_t bytes) {
+  struct Block {
+    std::unique_ptr<std::byte, AlignedFree> memory;
+    std::size_t size = 0;
+  };
+  thread_local std::array<Block, static_cast<std::size_t>(ThreadMemory::count_)> blocks;
+  auto& [memory, size] = blocks[static_cast<std::size_t>(use)];
   if (size < bytes) {
     memory.reset();
     size = 0;

@@ -76,9 +76,12 @@ class RowMaker {
   std::int64_t diagonal_;
 };
 
+enum class ThreadMemory : std::uint8_t { scratch, functions, blocks, count_ };
+
 /// At least `bytes` of 64-byte aligned memory of the calling thread, kept for its next task.
 /// Throws Error(runtime) where the system has no more.
-[[nodiscard]] void* thread_scratch(std::size_t bytes);
+[[nodiscard]] void* thread_memory(ThreadMemory use, std::size_t bytes);
+[[nodiscard]] inline void* thread_scratch(std::size_t bytes) { return thread_memory(ThreadMemory::scratch, bytes); }
 
 /// Workers for `flops` of work: waking one costs about as much as 50 µs of arithmetic on one core.
 [[nodiscard]] int workers_for(double flops);

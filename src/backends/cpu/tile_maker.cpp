@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "backends/cpu/score_functions.hpp"
+#include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
 #include "operations/elements.hpp"
 
@@ -16,6 +18,7 @@ ForwardTile TileMaker::tile(const TileRows& which, const TileSplit& split, RowIn
   tile.rows = rows;
   tile.num_rows = static_cast<std::int32_t>(which.num_heads * which.num_queries);
   tile.score = score_;
+  tile.score.functions.memory = function_memory(score_.functions);
   tile.score.softmax_scale *= double{p_.q_scale.of(batch_, which.first_head)} * p_.k_scale.of(batch_, which.head_k);
   tile.value_scale = p_.v_scale.of(batch_, which.head_k);
   tile.abandoned = &core::abandoned;
@@ -47,6 +50,31 @@ ForwardTile TileMaker::tile(const TileRows& which, const TileSplit& split, RowIn
   }
   if (tile.key_begin > tile.key_end) tile.key_begin = tile.key_end = 0;
   return tile;
+}
+
+const device::Visibility* TileMaker::blocks(const TileRows& which, const ForwardTile& tile, std::int64_t keys) const {
+  if (score_.functions.blocks == nullptr || tile.key_begin >= tile.key_end) return nullptr;
+  const std::int64_t first = tile.key_begin / keys * keys;
+  auto* results = static_cast<device::Visibility*>(
+      thread_memory(ThreadMemory::blocks, static_cast<std::size_t>(core::ceil_div(tile.key_end - first, keys))));
+  score_.functions.blocks->of_each({batch_, which.first_head, which.first_head + which.num_heads, which.first_query,
+                                    which.first_query + which.num_queries, first, tile.key_end},
+                                   keys, results);
+  return results;
+}
+
+std::pair<std::int32_t, std::int32_t> TileMaker::narrowed(const TileRows& which, const ForwardTile& tile) const {
+  constexpr std::int32_t kKeys = 128;
+  const device::Visibility* visible = blocks(which, tile, kKeys);
+  if (visible == nullptr) return {tile.key_begin, tile.key_end};
+  const std::int32_t first = tile.key_begin / kKeys * kKeys;
+  std::int32_t begin = tile.key_end, end = tile.key_begin;
+  for (std::int32_t key = first; key < tile.key_end; key += kKeys) {
+    if (*visible++ == device::Visibility::none) continue;
+    begin = std::min(begin, std::max(key, tile.key_begin));
+    end = std::min(key + kKeys, tile.key_end);
+  }
+  return begin < end ? std::pair(begin, end) : std::pair(0, 0);
 }
 
 void TileMaker::clear_unused(std::int64_t first_head, std::int64_t num_heads) const {

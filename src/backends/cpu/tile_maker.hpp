@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "backends/cpu/merge_splits.hpp"
 #include "backends/cpu/rows.hpp"
@@ -37,6 +38,13 @@ class TileMaker {
 
   /// A tile over `rows`, which hold num_heads * num_queries entries and outlive it.
   [[nodiscard]] ForwardTile tile(const TileRows& which, const TileSplit& split, RowInfo* rows) const;
+
+  /// What functions leave of blocks of `keys` keys each, from the one of tile.key_begin on; in the thread's memory,
+  /// null where there are no functions.
+  [[nodiscard]] const device::Visibility* blocks(const TileRows& which, const ForwardTile& tile,
+                                                 std::int64_t keys) const;
+  /// The tile's range of keys without blocks at either end that functions hide from all heads and queries of `which`.
+  [[nodiscard]] std::pair<std::int32_t, std::int32_t> narrowed(const TileRows& which, const ForwardTile& tile) const;
 
   /// Rows of the sequence outside its used part: out 0, lse -infinity.
   void clear_unused(std::int64_t first_head, std::int64_t num_heads) const;

@@ -33,6 +33,7 @@ class Backward {
 
   static void begin_keys(const KeyBlock& b, void* scratch) {
     const Scratch w(scratch, b.head_dim, b.head_dim_v);
+    RowFunctions<V>::start(b.score.functions);
     const In* k = static_cast<const In*>(b.k);
     pack_transposed<C>(k, b.k_stride, b.num_keys, b.head_dim, w.k_columns);
     pack_transposed<C>(static_cast<const In*>(b.v), b.v_stride, b.num_keys, b.head_dim_v, w.v_columns);
@@ -73,7 +74,8 @@ class Backward {
     int64_t ldq, ldo, ldt, dim, dim_v;
     Real *k_columns, *v_columns, *k_rows;       // B operands: k and v transposed, k as it is
     Real *q, *dout, *q_flipped, *dout_flipped;  // A operands
-    Real *scores, *dp, *capped;                 // one group, Reals
+    Real *scores, *dp;                          // one group, Reals
+    Real *capped, *slopes;                      // one row
     Real *p_columns, *ds_columns, *ds_rows;     // B, B and A operands of one query block
     Real *dk, *dv;                              // transposed accumulators
     Real* gradient_rows;                        // kLanes finished rows on their way out
@@ -97,6 +99,7 @@ class Backward {
       scores = arena.reals((kGroup + C::kRowPadding) * kKeys);
       dp = arena.reals((kGroup + C::kRowPadding) * kKeys);
       capped = arena.reals(kKeys);
+      slopes = arena.reals(kKeys);
       p_columns = arena.reals(kKeys * depth_units<C>(kRows));
       ds_columns = arena.reals(kKeys * depth_units<C>(kRows));
       ds_rows = arena.reals((kRows + C::kRowPadding) * kKeys / C::kPair);
@@ -131,11 +134,11 @@ class Backward {
                   kPanel<V> * depth_k, w.scores, kKeys, false);
     C::multiply(rows, columns, depth_v, w.dout + first * w.ldo, w.ldo, w.v_columns + begin * depth_v,
                 kPanel<V> * depth_v, w.dp, kKeys, false);
-    const KeySpan span{b.first_key + begin, columns, b.num_keys - begin};
+    const KeySpan span{b.first_key + begin, columns, b.num_keys - begin, t.all_visible};
     for (int64_t r = 0; r < rows; ++r) {
       const RowInfo& row = t.rows[first + r];
       Real *p = w.scores + r * kKeys, *ds = w.dp + r * kKeys;
-      ScoreGradients<C, In>::row(row, b.score, span, p, ds, w.capped, w.draws, begin, t.dbias_key_stride);
+      ScoreGradients<C, In>::row(row, b.score, span, p, ds, w.capped, w.slopes, w.draws, begin, t.dbias_key_stride);
     }
     // The depth of the products over rows is padded with zeros after the last group.
     const bool last = first + rows == t.num_rows;

@@ -44,6 +44,7 @@ class Decode {
 
   static void run(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, void* scratch) {
     const int32_t rows = tiles->num_rows;
+    RowFunctions<V>::start(tiles->score.functions);
     const Scratch w(scratch, int64_t{num_tiles} * rows, tiles->head_dim, tiles->head_dim_v);
     for (int32_t n = 0; n < num_tiles * rows; ++n) {
       Real* q = w.q + n * w.ldq;
@@ -272,7 +273,7 @@ class Decode {
 
   static void weigh_rows(const ForwardTile& t, const Scratch& w, int64_t first, int64_t key, int64_t end,
                          const Scales& scales) {
-    const KeySpan span{key, round_up(end, 2 * V::kLanes), t.seqlen_k - key};
+    const KeySpan span{key, round_up(end, 2 * V::kLanes), t.seqlen_k - key, false};
     for (int32_t r = 0; r < t.num_rows; ++r) {
       const int64_t row = first + r;
       Real* scores = w.scores + row * kKeys;

@@ -21,7 +21,7 @@ class Forward {
   static_assert(kKeys % kPanel<V> == 0 && kKeys % 32 == 0);
 
  public:
-  static constexpr int32_t kMaxRows = C::kMaxRows;
+  static constexpr int32_t kMaxRows = C::kMaxRows, kBlockKeys = kKeys;
 
   static size_t scratch_bytes(int32_t head_dim, int32_t head_dim_v) {
     return Scratch(nullptr, head_dim, head_dim_v).bytes;
@@ -30,14 +30,17 @@ class Forward {
   static void run(const ForwardTile& t, void* scratch) {
     [[maybe_unused]] const typename C::Session session;
     const Scratch w(scratch, t.head_dim, t.head_dim_v);
+    RowFunctions<V>::start(t.score.functions);
     for (int32_t r = 0; r < t.num_rows; ++r) {
       pack_row<C>(static_cast<const In*>(t.rows[r].q), t.head_dim, w.q + r * w.ldq);
       Weigh<C, In>::RowSoftmax::start(w.states[r]);
     }
     __builtin_memset(w.out, 0, static_cast<size_t>(t.num_rows * w.ldo) * sizeof(Real));
+    const device::Visibility* next = t.blocks;
     for (int64_t key = t.key_begin / kKeys * kKeys; key < t.key_end; key += kKeys) {
       if (t.abandoned()) return;
-      visit_block(t, w, key);
+      const device::Visibility visible = next ? *next++ : device::Visibility::some;
+      if (visible != device::Visibility::none) visit_block(t, w, key, visible == device::Visibility::all);
     }
     write_output<V, In>(t, w.out, w.ldo, w.states);
   }
@@ -67,7 +70,7 @@ class Forward {
     }
   };
 
-  static void visit_block(const ForwardTile& t, const Scratch& w, int64_t key) {
+  static void visit_block(const ForwardTile& t, const Scratch& w, int64_t key, bool all_visible) {
     const int64_t keys = t.seqlen_k - key < kKeys ? t.seqlen_k - key : kKeys;
     const int64_t depth_k = depth_units<C>(t.head_dim), depth_v = depth_units<C>(keys);
     pack_transposed<C>(static_cast<const In*>(t.k) + key * t.k_stride, t.k_stride, keys, t.head_dim, w.k);
@@ -88,7 +91,7 @@ class Forward {
       C::multiply(rows, columns, depth_k, w.q + first * w.ldq, w.ldq, w.k + begin * depth_k, kPanel<V> * depth_k,
                   w.scores, kKeys, false);
       for (int32_t r = 0; r < rows; ++r) {
-        const KeySpan span{key + begin, columns, keys - begin};
+        const KeySpan span{key + begin, columns, keys - begin, all_visible};
         const Real rescale = Weigh<C, In>::row(t.rows[first + r], t.score, span, w.scores + r * kKeys,
                                                w.states[first + r], w.probabilities + r * (kKeys / C::kPair), w.draws);
         if (rescale != 1.0f) Scores<V>::multiply(w.out + (first + r) * w.ldo, w.ldo, rescale);

@@ -66,6 +66,7 @@ struct For {
     set.store_scaled[element] = &store_scaled_row<typename C::V, In>;
     if constexpr (sizeof(typename C::V::Real) == sizeof(float)) set.dequantize = &dequantize_row<typename C::V>;
     set.max_rows = Forward<C, In>::kMaxRows;
+    set.forward_keys = Forward<C, In>::kBlockKeys;
     set.decode_max_rows = Decode<C, In>::kMaxRows;
     set.decode_keys = Decode<C, In>::kBlockKeys;
     set.backward_keys = Backward<C, In>::kBlockKeys;

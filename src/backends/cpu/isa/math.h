@@ -81,6 +81,49 @@ TILEWISE_INLINE typename V::F exp(typename V::F x) {
   return V::scale(V::fma(exp2_slope<kPrecision, V>(power.f), power.f, V::set1(1.0f)), power.n);
 }
 
+/// ln 2 in two parts, of which the first has so few bits that its products with exponents are exact.
+template <class Real>
+inline constexpr Real kLn2High = static_cast<Real>(sizeof(Real) == sizeof(float) ? 0x1.63p-1 : 0x1.62e42feep-1);
+template <class Real>
+inline constexpr Real kLn2Low =
+    static_cast<Real>(sizeof(Real) == sizeof(float) ? -0x1.bd0106p-13 : 0x1.a39ef35793c76p-33);
+
+/// e^x, or 2^x, to a unit or two of fp32 or fp64 wherever x is, for which exp() is too coarse far from 0. Likewise 0
+/// for -infinity, infinity beyond the largest number, NaN for NaN.
+template <bool kOfTwo, class V>
+TILEWISE_INLINE typename V::F exact_exp(typename V::F x) {
+  using F = typename V::F;
+  using Real = typename V::Real;
+  const Real factor = kOfTwo ? Real{1} : kLog2E<Real>;
+  const auto power_in_bounds = [factor](F bounded) { return V::mul(bounded, V::set1(factor)); };
+  // From where on 2^n is infinity, and 0. A NaN stays: max returns its second operand then.
+  const auto bounded_by = [x](Real least, Real most) {
+    const F above = V::max(V::set1(least), x);
+    return V::sub(V::zero(), V::max(V::set1(-most), V::sub(V::zero(), above)));
+  };
+  F bounded, n, exponent;
+  if constexpr (V::kSplitsPowers) {
+    constexpr Real kMost = sizeof(Real) == sizeof(float) ? 160 : 1100;
+    bounded = bounded_by(-kMost / factor, kMost / factor);
+    const F power = power_in_bounds(bounded);
+    exponent = n = V::sub(power, V::fraction(power));
+  } else {
+    // The exponent less one: 2^n of the largest is no number, but half of it is.
+    const Real unit = kLog2E<Real> / factor, least = V::kLowest + static_cast<Real>(0.7);
+    bounded = bounded_by(least * unit, V::kHighest * unit);
+    const F rounded = V::add(power_in_bounds(bounded), V::set1(V::kRounder));
+    exponent = V::sub(rounded, V::set1(V::kRounder));
+    n = V::sub(rounded, V::set1(Real{1}));
+  }
+  F f = V::sub(bounded, exponent);
+  if constexpr (!kOfTwo) {
+    const F rest = V::sub(bounded, V::mul(exponent, V::set1(kLn2High<Real>)));
+    f = V::mul(V::sub(rest, V::mul(exponent, V::set1(kLn2Low<Real>))), V::set1(factor));
+  }
+  const F part = V::fma(exp2_slope<best_precision<V>(), V>(f), f, V::set1(Real{1}));
+  return V::scale(V::kSplitsPowers ? part : V::add(part, part), n);
+}
+
 /// As below to a few units of fp64: e / (e + 2) with e = exp(2|x|) - 1, which exp's parts give without
 /// cancellation.
 template <class V>

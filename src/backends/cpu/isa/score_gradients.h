@@ -16,10 +16,10 @@ struct ScoreGradients {
   static constexpr Precision kPrecision = C::template precision<In>();
 
   /// In: q·k in `p` and dout·v in `ds` over the span. Out: dropped (not yet scaled by 1/(1 - p))
-  /// probabilities and dS = P * (dP - delta) through softcap, exactly 0 where nothing is seen.
+  /// probabilities and dS = P * (dP - delta) through score_mod and softcap, exactly 0 where nothing is seen.
   /// dS before softcap's factor is added to row.dbias, `offset` keys from the block's first.
   static void row(const RowInfo& row, const ScoreParams& params, const KeySpan& span, Real* p, Real* ds, Real* capped,
-                  uint16_t* draws, int64_t offset, int64_t dbias_key_stride) {
+                  Real* slopes, uint16_t* draws, int64_t offset, int64_t dbias_key_stride) {
     const int64_t begin = row.key_begin > span.key ? row.key_begin - span.key : 0;
     const int64_t end = row.key_end - span.key < span.columns ? row.key_end - span.key : span.columns;
     if (begin >= end) {
@@ -27,12 +27,12 @@ struct ScoreGradients {
       return fill_zero(ds, span.columns);
     }
     Real factor = static_cast<Real>(params.softmax_scale);
-    if (Scores<V>::modifies(params)) {
-      const int64_t valid = span.valid < span.columns ? span.valid : span.columns;
-      Scores<V>::modify(p, span.columns, valid, span.key, row, params, params.softcap > 0.0 ? capped : nullptr);
+    const bool has_slope = params.functions.score_mod != nullptr;
+    if (Scores<V>::modifies(params, span)) {
+      Scores<V>::modify(p, span, row, params, {params.softcap > 0.0 ? capped : nullptr, has_slope ? slopes : nullptr});
       factor = 1.0f;
     }
-    const bool hides = params.bias_type != device::kBiasNone;
+    const bool hides = Scores<V>::may_hide(params, span);
     if (params.dropout_threshold) {
       Dropout<V>::draw_row(draws, span.key, span.columns, row, params);
       hides ? drop<true>(p, ds, span.columns, row, factor, draws, params)
@@ -40,6 +40,7 @@ struct ScoreGradients {
     } else {
       hides ? weigh<true>(p, ds, span.columns, row, factor) : weigh<false>(p, ds, span.columns, row, factor);
     }
+    if (has_slope) multiply(ds, slopes, span.columns);
     if (begin > 0 || end < span.columns) {
       clear_outside(p, span.columns, begin, end);
       clear_outside(ds, span.columns, begin, end);
@@ -86,6 +87,10 @@ struct ScoreGradients {
       V::store(p + j, V::select(keep, unless_hidden<kHides>(score, weight), V::zero()));
       V::store(ds + j, unless_hidden<kHides>(score, V::mul(weight, V::sub(dp, delta))));
     }
+  }
+
+  static void multiply(Real* x, const Real* factors, int64_t columns) {
+    for (int64_t j = 0; j < columns; j += V::kLanes) V::store(x + j, V::mul(V::load(x + j), V::load(factors + j)));
   }
 
   static void fill_zero(Real* x, int64_t columns) {

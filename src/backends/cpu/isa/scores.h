@@ -1,10 +1,11 @@
-// From q·k to masked scores: scale, softcap, bias, ALiBi, and the edges of a
+// From q·k to masked scores: scale, softcap, bias, ALiBi, score_mod, mask_mod, and the edges of a
 // row's visible range. One row of one key block at a time.
 #pragma once
 
 #include <stdint.h>
 
 #include "backends/cpu/isa/math.h"
+#include "backends/cpu/isa/row_functions.h"
 #include "backends/cpu/kernels.hpp"
 #include "device/common/params.h"
 
@@ -21,15 +22,25 @@ struct Scores {
   static constexpr Real kLeastCapped = 0x1p-28f;
 
   /// True where scores are more than softmax_scale * q·k.
-  TILEWISE_INLINE static bool modifies(const ScoreParams& p) {
-    return p.softcap > 0.0 || p.bias_type != device::kBiasNone || p.has_alibi;
+  TILEWISE_INLINE static bool modifies(const ScoreParams& p, const KeySpan& span) {
+    return p.softcap > 0.0 || p.bias_type != device::kBiasNone || p.has_alibi || p.functions.score_mod ||
+           asks_mask(p, span);
+  }
+  /// Whether -infinity may stand among scores that are in the row's range.
+  TILEWISE_INLINE static bool may_hide(const ScoreParams& p, const KeySpan& span) {
+    return p.bias_type != device::kBiasNone || p.functions.score_mod || asks_mask(p, span);
   }
 
-  /// Natural-unit scores of keys [key, key + count) in place; `capped`, where not null, keeps
-  /// the value between softcap and bias for the backward pass. count is whole vectors; keys
-  /// from `valid` on are never read from the bias.
-  static void modify(Real* s, int64_t count, int64_t valid, int64_t key, const RowInfo& row, const ScoreParams& p,
-                     Real* capped) {
+  /// For the backward pass, where not null: the value between softcap and bias, and score_mod's derivative, 0 at hidden
+  /// keys whatever it were there.
+  struct Kept {
+    Real *capped, *slopes;
+  };
+
+  /// Natural-unit scores of a span's keys in place. Those that don't exist are never read from the bias.
+  static void modify(Real* s, const KeySpan& span, const RowInfo& row, const ScoreParams& p, const Kept& kept) {
+    const int64_t count = span.columns, key = span.key;
+    const int64_t valid = span.valid < count ? span.valid : count;
     const F scale = V::set1(static_cast<Real>(p.softmax_scale));
     if (p.softcap > 0.0) {
       const F cap = V::set1(static_cast<Real>(p.softcap)), inverse = V::set1(static_cast<Real>(1.0 / p.softcap));
@@ -38,12 +49,13 @@ struct Scores {
         const F score = V::mul(V::load(s + j), scale), part = V::mul(score, inverse);
         const F x = V::select(V::greater(V::abs(part), least), V::mul(cap, tanh<V>(part)), score);
         V::store(s + j, x);
-        if (capped) V::store(capped + j, x);
+        if (kept.capped) V::store(kept.capped + j, x);
       }
     } else {
       for (int64_t j = 0; j < count; j += V::kLanes) V::store(s + j, V::mul(V::load(s + j), scale));
     }
-    if (p.bias_type != device::kBiasNone) add_bias(s, valid, key, row, p);
+    const int64_t first_bias = key * p.bias_key_stride;
+    if (p.bias_type != device::kBiasNone && p.bias_type != device::kBiasBool) add_bias(s, valid, first_bias, row, p);
     if (p.has_alibi) {
       const F slope = V::set1(static_cast<Real>(-row.alibi_slope));
       F distance = V::sub(V::iota(), V::set1(static_cast<Real>(row.diagonal - key)));
@@ -52,6 +64,12 @@ struct Scores {
         distance = V::add(distance, V::set1(static_cast<Real>(V::kLanes)));
       }
     }
+    if (p.functions.score_mod) RowFunctions<V>::modify(s, span, row, p.functions, kept.slopes);
+    // Whatever the numbers are.
+    if (p.bias_type == device::kBiasBool)
+      hide_false(s, valid, static_cast<const uint8_t*>(row.bias) + first_bias, p.bias_key_stride);
+    if (asks_mask(p, span)) RowFunctions<V>::hide(s, span, row, p.functions);
+    if (kept.slopes) clear_hidden(kept.slopes, s, count);
   }
 
   static void multiply(Real* s, int64_t count, Real factor) {
@@ -68,10 +86,21 @@ struct Scores {
   }
 
  private:
-  static void add_bias(Real* s, int64_t valid, int64_t key, const RowInfo& row, const ScoreParams& p) {
-    const int64_t step = p.bias_key_stride, first = key * step;
-    if (p.bias_type == device::kBiasBool)
-      return hide_false(s, valid, static_cast<const uint8_t*>(row.bias) + first, step);
+  TILEWISE_INLINE static bool asks_mask(const ScoreParams& p, const KeySpan& span) {
+    return p.functions.mask_mod && !span.all_visible;
+  }
+
+  static void clear_hidden(Real* x, const Real* s, int64_t count) {
+    const F hidden = V::set1(kNegativeInfinity);
+    for (int64_t j = 0; j < count; j += V::kLanes) {
+      const F score = V::load(s + j);
+      // Above -infinity, or a NaN: whatever is not equal to it.
+      V::store(x + j, score != hidden ? V::load(x + j) : V::zero());
+    }
+  }
+
+  static void add_bias(Real* s, int64_t valid, int64_t first, const RowInfo& row, const ScoreParams& p) {
+    const int64_t step = p.bias_key_stride;
     if (p.bias_type == device::kBiasF32) return add_values(s, valid, static_cast<const float*>(row.bias) + first, step);
     // Else it is q's type.
     if constexpr (sizeof(Real) == sizeof(double)) {

@@ -10,15 +10,9 @@
 
 namespace tilewise::backends::cpu {
 
-/// Where a span may start: at a panel, and at a group of the dropout map's 32 keys.
+/// Where a KeySpan may start: at a panel, and at a group of the dropout map's 32 keys.
 template <class V>
 inline constexpr int64_t kSpanKeys = kPanel<V> > 32 ? kPanel<V> : 32;
-
-/// Keys [key, key + columns) of the sequence, of which the first `valid` exist. columns is a
-/// multiple of two vectors; key of kSpanKeys.
-struct KeySpan {
-  int64_t key, columns, valid;
-};
 
 template <class C, class In>
 struct Weigh {
@@ -37,10 +31,8 @@ struct Weigh {
       return 1.0f;
     }
     Real factor = static_cast<Real>(p.softmax_scale);
-    const bool modified = Scores<V>::modifies(p);
-    if (modified) {
-      const int64_t valid = span.valid < span.columns ? span.valid : span.columns;
-      Scores<V>::modify(scores, span.columns, valid, span.key, row, p, nullptr);
+    if (Scores<V>::modifies(p, span)) {
+      Scores<V>::modify(scores, span, row, p, {});
       factor = 1.0f;
     }
     if (factor == 0.0f) {  // the one factor that can't turn an infinity into "hidden"

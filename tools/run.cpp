@@ -31,6 +31,7 @@ struct Options {
   std::vector<std::unique_ptr<const OperationRun>> by_schema;
   KvCacheFiles kv_cache;
   std::vector<const CLI::Option*> stated_by_problem;
+  const CLI::Option* of_functions = nullptr;  // their tables
 };
 
 /// The names of an enumeration's values, for an option check.
@@ -47,6 +48,10 @@ void add_files(CLI::App& command, Options& options) {
                 : i < kDout ? "Inputs that go with options"
                             : "Backward");
   }
+  options.of_functions =
+      command.add_option("--table", options.run.tables, "table0, or with the next ones table1 and on")
+          ->type_name("FILE.npy")
+          ->group("Inputs that go with options");
   for (std::size_t i = 0; i < kOutputCount; ++i)
     command.add_option(kOutputs[i].name, options.run.outputs[i], kOutputs[i].help)
         ->type_name("FILE.npy")
@@ -76,6 +81,13 @@ void add_attention_options(CLI::App& command, Options& options) {
   add("--dropout-p", attention.dropout_p, "in [0, 1)", any_number());
   add("--max-seqlen-q", attention.max_seqlen_q, "layout thd; default: the longest", integer_between(0));
   add("--max-seqlen-k", attention.max_seqlen_k, "layout thd; default: the longest", integer_between(0));
+  const auto add_function = [&](const char* name, std::string& target, const char* help) {
+    options.stated_by_problem.push_back(command.add_option(name, target, help)
+                                            ->type_name("EXPRESSION")
+                                            ->group("Attention, where PROBLEM is not given"));
+  };
+  add_function("--score-mod", attention.score_mod, "makes a score of score, b, h, q_idx, kv_idx and tables");
+  add_function("--mask-mod", attention.mask_mod, "says of b, h, q_idx, kv_idx and tables whether a key is visible");
   add_flag("--deterministic", attention.deterministic, "dq, dbias and dsink bit-reproducible too");
   add_flag("--batch-invariant", attention.batch_invariant, "no sequence depends on the rest of the batch");
   with_check(command.add_option("--seed", attention.seed, "seed of the dropout"), unsigned_integer());
@@ -91,6 +103,7 @@ void refuse_others(const Options& given, std::string_view chosen_by, const std::
   const auto has = [](const auto& list, const auto& value) { return std::ranges::find(list, value) != list.end(); };
   for (std::size_t i = 0; i < kInputCount; ++i)
     if (!given.run.inputs[i].empty() && !has(inputs, i)) refuse(kInputs[i].name);
+  if (given.of_functions->count() > 0) refuse(given.of_functions->get_name());
   for (std::size_t i = 0; i < kOutputCount; ++i)
     if (!given.run.outputs[i].empty() && !has(outputs, i)) refuse(kOutputs[i].name);
   for (const CLI::Option* option : given.stated_by_problem)

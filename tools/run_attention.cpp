@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "array.hpp"
 #include "console.hpp"
@@ -25,7 +27,7 @@ constexpr const char* kStandardStream = "-";
 
 using Arrays = std::array<Array, kInputCount>;
 
-AttentionOptions attention_options(const AttentionRun& given, const Arrays& inputs) {
+AttentionOptions attention_options(const AttentionRun& given, const Arrays& inputs, std::span<const Array> tables) {
   AttentionOptions options;
   if (given.problem_words.empty()) {
     options = given.options;
@@ -51,6 +53,7 @@ AttentionOptions attention_options(const AttentionRun& given, const Arrays& inpu
   options.seqused_k = inputs[kSequsedK].view();
   options.leftpad_k = inputs[kLeftpadK].view();
   options.seed_and_offset = inputs[kSeedAndOffset].view();
+  for (const Array& table : tables) options.tables.push_back(table.view());
   return options;
 }
 
@@ -164,13 +167,15 @@ void run_attention(const AttentionRun& given) {
   Arrays inputs;
   for (std::size_t i = 0; i < kInputCount; ++i)
     if (!given.inputs[i].empty()) inputs[i] = read_input(given.inputs[i]);
+  std::vector<Array> tables;
+  for (const std::string& name : given.tables) tables.push_back(read_npy(name));
   set_num_threads(given.threads);
   const SelectOptions select{given.implementation};
   const bool backward = inputs[kDout].defined();
 
   std::array<Array, kOutputCount> outputs;
   ForwardArguments forward;
-  forward.options = attention_options(given, inputs);
+  forward.options = attention_options(given, inputs, tables);
   forward.q = inputs[kQ].view();
   forward.k = inputs[kK].view();
   forward.v = inputs[kV].view();

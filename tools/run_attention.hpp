@@ -68,6 +68,7 @@ inline constexpr const char* kCausalTopLeft = "causal_top_left";
 struct AttentionRun {
   std::array<std::string, kInputCount> inputs;
   std::array<std::string, kOutputCount> outputs;
+  std::vector<std::string> tables;  ///< what score_mod and mask_mod look up, table0 and on
   std::vector<std::string> problem_words;
   std::string layout = "bshd", mask = "none", alignment;
   AttentionOptions options;

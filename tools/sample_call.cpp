@@ -5,8 +5,10 @@
 #include <array>
 
 #include "device/common/mask.h"
+#include "expression/expression.hpp"
 #include "operations/attention/call.hpp"
 #include "operations/attention/rules.hpp"
+#include "operations/attention/score_functions.hpp"
 #include "operations/attention/tensors.hpp"
 #include "operations/layout.hpp"
 
@@ -68,6 +70,14 @@ void SampleCall::make_options() {
         tensors_.add_random(operations::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q}, "alibi_slopes");
   if (p.sink != SinkKind::none)
     o.sink = tensors_.add_random(operations::attention::sink_dtype(p), {p.num_heads_q}, "sink");
+  for (std::size_t i = 0; i < p.tables.size(); ++i) {
+    const TableShape& table = p.tables[i];
+    const std::span shape(table.shape.data(), static_cast<std::size_t>(table.rank));
+    const std::string_view name = operations::attention::table_name(i);
+    // Of ints zeros, which are indices of any table and documents alike.
+    const bool whole = expression::table_type(table.dtype, name) == expression::Type::integer;
+    o.tables.push_back(whole ? tensors_.add(table.dtype, shape, name) : tensors_.add_random(table.dtype, shape, name));
+  }
   const auto scales = [&](ScaleKind kind, std::int64_t heads, std::string_view name) {
     TensorView view;
     if (kind == ScaleKind::none) return view;

@@ -98,6 +98,12 @@ CASES = {
     "alibi": ({"alibi_slopes": SLOPES}, ["--mask", "causal"], {"slopes": SLOPES, "window": (-1, 0)}),
     "alibi_of_each_batch": ({"alibi_slopes": BATCH_SLOPES}, [], {"slopes": BATCH_SLOPES}),
     "sink": ({"sink": SINK}, [], {"sink": SINK}),
+    "score_mod": (
+        {"table": SLOPES},
+        ["--score-mod", "score - table0[h] * abs(q_idx + 4 - kv_idx)"],
+        {"slopes": SLOPES},
+    ),
+    "mask_mod": ({}, ["--mask-mod", "kv_idx <= q_idx + 4"], {"window": (-1, 0)}),
 }
 
 

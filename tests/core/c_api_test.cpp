@@ -1,5 +1,6 @@
 // The C interface: results, statuses, sentences, versions of the options, and bad input.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <thread>
@@ -254,6 +255,30 @@ TEST_F(CApi, ClearsRowsOfNoSequenceWhereAsked) {
   };
   EXPECT_EQ(attend(sizeof options_), std::pair(0.0f, -std::numeric_limits<float>::infinity()));
   EXPECT_EQ(attend(kFirstOptions), std::pair(9.0f, 9.0f));  // of callers who don't know of it
+}
+
+TEST_F(CApi, FunctionsOfScores) {
+  constexpr std::int64_t kKeys = 3, kDim = 2;
+  float q[kDim] = {0, 0}, k[kKeys * kDim] = {}, v[kKeys * kDim] = {1, 1, 2, 2, 4, 4}, out[kDim] = {};
+  std::int64_t documents[kKeys] = {7, 5, 7};
+  float biases[kKeys] = {0.0f, 0.0f, std::log(3.0f)};
+  forward_.q = dl(TensorView(q, DType::f32, {1, 1, 1, kDim}));
+  forward_.k = dl(TensorView(k, DType::f32, {1, kKeys, 1, kDim}));
+  forward_.v = dl(TensorView(v, DType::f32, {1, kKeys, 1, kDim}));
+  forward_.out = dl(TensorView(out, DType::f32, {1, 1, 1, kDim}));
+  forward_.softmax_lse = nullptr;
+  EXPECT_EQ(tilewise_attention_options_init(&options_, sizeof options_), TILEWISE_OK);
+  options_.score_mod = "score + table1[kv_idx]";
+  options_.mask_mod = "table0[kv_idx] == 7";
+  const DLTensor* tables[] = {dl(TensorView(documents, DType::i64, {kKeys})),
+                              dl(TensorView(biases, DType::f32, {kKeys}))};
+  options_.tables = tables;
+  options_.table_count = 2;
+  EXPECT_EQ(tilewise_attention_forward(&forward_, &options_), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_NEAR(out[0], (1.0f + 3.0f * 4.0f) / 4.0f, 1e-6f);
+  options_.tables = nullptr;
+  expect(TILEWISE_INVALID_ARGUMENT, "tables: must be table_count of them (got 2 and NULL)",
+         tilewise_attention_forward(&forward_, &options_));
 }
 
 TEST_F(CApi, Merge) {

@@ -49,6 +49,10 @@ typedef struct tilewise_attention_options {
   double q_scale_value, k_scale_value, v_scale_value; /* ... or a positive number; 0: none */
   const char* implementation;                         /* by name; NULL: the cheapest that accepts the problem */
   int32_t clear_rest; /* with TILEWISE_LAYOUT_THD: rows that belong to no sequence become 0, their softmax_lse -inf */
+  /* Texts of expressions (docs/expressions.md); NULL: none. mask_mod says whether a key is visible. */
+  const char *score_mod, *mask_mod;
+  const DLTensor* const* tables; /* what they look up, table0 and on */
+  int64_t table_count;
 } tilewise_attention_options;
 
 /* Sets every field to its default. Pass sizeof(tilewise_attention_options). */

@@ -6,6 +6,7 @@
 #include "core/c_api.hpp"
 #include "core/device.hpp"
 #include "operations/attention/names.hpp"
+#include "operations/attention/score_functions.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/c/attention.h"
 
@@ -69,6 +70,14 @@ AttentionOptions options_of(const tilewise_attention_options& c) {
   options.q_scale = view_of(c.q_scale, "q_scale");
   options.k_scale = view_of(c.k_scale, "k_scale");
   options.v_scale = view_of(c.v_scale, "v_scale");
+  if (c.score_mod != nullptr) options.score_mod = c.score_mod;
+  if (c.mask_mod != nullptr) options.mask_mod = c.mask_mod;
+  if (c.table_count < 0 || (c.table_count > 0 && c.tables == nullptr)) {
+    invalid_argument("tables: must be table_count of them (got ", c.table_count,
+                     c.tables == nullptr ? " and NULL)" : ")");
+  }
+  for (std::int64_t i = 0; i < c.table_count; ++i)
+    options.tables.push_back(view_of(c.tables[i], table_name(static_cast<std::size_t>(i))));
   options.q_scale_value = given_number(c.q_scale_value);
   options.k_scale_value = given_number(c.k_scale_value);
   options.v_scale_value = given_number(c.v_scale_value);

@@ -25,8 +25,7 @@ constexpr std::int64_t kMostHeldExperts = 1024, kMostSortedExperts = 256;
 constexpr std::int64_t kMostColumns = std::int64_t{1} << 24, kMostPairs = std::int64_t{1} << 28,
                        kMostTiles = std::int64_t{1} << 30;
 constexpr std::int64_t kIdsOfHeld = 32;                               // of a warp's lanes, one each
-constexpr std::int32_t kStageBytes = 128;                             // of a row of quantised weights
-constexpr std::int32_t kSharedBytes = 225 * 1024, kWindowBytes = 48;  // without barriers; of a row's scales
+constexpr std::int32_t kStageBytes = 128, kSharedBytes = 225 * 1024;  // of a row of quantised weights; without barriers
 /// Tokens of an expert, on average, from which products bound a layer: it streams weights below.
 constexpr std::int64_t kManyRows = 48;
 
@@ -166,10 +165,9 @@ device::MoeDecodeConfig quantised_config(const MoeProblem& p, std::int64_t multi
   }
   if (config.weights == device::kMoeMxfp4)
     config.consumers = config.held_ids != 0 ? warpgroups_that_widen(p, multiprocessors) : 3;
-  // In bytes, of a stage and of a window of scales.
   const std::int32_t rows = 2 * config.block_n * config.depth, stage = kStageBytes * config.block_m() + rows;
   config.scale_windows = scale_windows_of(config);
-  config.stages = (kSharedBytes - kWindowBytes * config.block_m() * config.scale_windows) / stage;
+  config.stages = (kSharedBytes - config.all_scale_bytes()) / stage;
   return config;
 }
 

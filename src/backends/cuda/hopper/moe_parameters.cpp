@@ -232,11 +232,11 @@ std::uint32_t MoeLayer::shared_bytes(const Config& c, gpu::Family) {
 }
 
 std::uint32_t MoeDecode::shared_bytes(const Config& c, gpu::Family) {
-  constexpr std::int32_t kTold = 4;  // tiles that consumers may be ahead of the warp that tells of them
-  constexpr std::int32_t kElement = 2, kWindow = 48;  // bytes; of a row's scales
+  constexpr std::int32_t kTold = 4;     // tiles that consumers may be ahead of the warp that tells of them
+  constexpr std::int32_t kElement = 2;  // bytes
   const std::int32_t weights = c.block_m() * c.weight_columns() * (c.quantised() ? 1 : kElement);
   const std::int32_t tiles = c.stages * (weights + c.block_n * c.depth * kElement);
-  const std::int32_t scales = c.quantised() ? c.scale_windows * c.block_m() * kWindow + ring(c.scale_windows) : 0;
+  const std::int32_t scales = c.quantised() ? c.all_scale_bytes() + ring(c.scale_windows) : 0;
   return whole_patterns(tiles + ring(c.stages) + kBarrier + ring(kTold) + scales);
 }
 

@@ -76,6 +76,9 @@ struct MoeLayerConfig : MoeActivationConfig {
 /// Formats of weights: elements as rows have them; e2m1 with scales in e8m0 of 32 or in e4m3 of 16; e4m3 with scales in
 /// f32 of 128 x 128.
 enum MoeWeights : int32_t { kMoeWeightsAsRows = 0, kMoeMxfp4 = 1, kMoeNvfp4 = 2, kMoeFp8Blocks = 3 };
+/// Bytes of a row's scales that are loaded together, since fewer would be loaded by as many sectors of 32, and what
+/// they take, since they lie from the 16 bytes on that the first one is in.
+inline constexpr int32_t kScaleRun = 32, kScaleRowBytes = kScaleRun + 16;
 
 /// The whole layer in one launch, for few rows: weights are M of the products, an expert's rows are N.
 struct MoeDecodeConfig : MoeActivationConfig {
@@ -98,6 +101,8 @@ struct MoeDecodeConfig : MoeActivationConfig {
   constexpr int32_t scale_bytes() const { return weights == kMoeFp8Blocks ? 4 : 1; }
   constexpr int32_t stage_scale_bytes() const { return weights == kMoeFp8Blocks ? 4 : weights == kMoeNvfp4 ? 16 : 8; }
   constexpr int32_t scale_row_shift() const { return weights == kMoeFp8Blocks ? 7 : 0; }
+  /// Of the scales that there is room for.
+  constexpr int32_t all_scale_bytes() const { return quantised() ? scale_windows * block_m() * kScaleRowBytes : 0; }
   /// Rows of weights in a tile, and how many intermediate values they are.
   constexpr int32_t block_m() const { return consumers * row_blocks * 64; }
   constexpr int32_t block_j() const { return gated ? block_m() / 2 : block_m(); }
@@ -106,10 +111,9 @@ struct MoeDecodeConfig : MoeActivationConfig {
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_activation_field(c, visit);
-    visit("type", c.type), visit("block_n", c.block_n), visit("consumers", c.consumers);
+    visit("type", c.type), visit("weights", c.weights), visit("block_n", c.block_n), visit("consumers", c.consumers);
     visit("row_blocks", c.row_blocks), visit("stages", c.stages), visit("held_ids", c.held_ids);
-    visit("held_experts", c.held_experts), visit("depth", c.depth), visit("weights", c.weights);
-    visit("scale_windows", c.scale_windows);
+    visit("held_experts", c.held_experts), visit("depth", c.depth), visit("scale_windows", c.scale_windows);
   }
 };
 

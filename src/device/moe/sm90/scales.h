@@ -7,13 +7,10 @@
 
 namespace tilewise::device {
 
-/// Bytes of a row's scales that are loaded together: fewer would be loaded by as many sectors of 32.
-inline constexpr int32_t kScaleRun = 32;
-
 /// A run of each row as it lies in memory, from the 16 bytes on in which the first one lies.
 template <MoeDecodeConfig C>
 struct alignas(16) ScaleWindow {
-  static constexpr int32_t kRowBytes = kScaleRun + 16, kStages = kScaleRun / C.stage_scale_bytes();
+  static constexpr int32_t kRowBytes = kScaleRowBytes, kStages = kScaleRun / C.stage_scale_bytes();
   uint8_t bytes[C.block_m() * kRowBytes];
 };
 

@@ -147,15 +147,16 @@ class Page:
         return "\n".join(lines)
 
 
+CASE_COLUMNS = ("head_dim", "seqlen", "mask", "option", "pass", "batch", "layer", "tokens", "rows x n x k", "weights")
+
+
 def lost(table: Table, row: list[str]) -> list[str]:
     """What a row says of another library that is quicker: its time by Tilewise's, below 1."""
     found = []
     for place, (column, value) in enumerate(zip(table.columns, row)):
         if (column == "ratio" or column.startswith("beside ")) and re.fullmatch(r"0\.\d+", value):
             other = column.removeprefix("beside ") if column != "ratio" else table.columns[place - 2]
-            names = [
-                name for name in table.columns if name in ("head_dim", "seqlen", "mask", "option", "pass", "batch")
-            ]
+            names = [name for name in table.columns if name in CASE_COLUMNS]
             case = ", ".join(f"{name} {row[table.columns.index(name)]}" for name in names)
             found.append(f"{table.title.partition(', GFLOP/s')[0]}, {case}: {other} takes {value} of Tilewise's time")
     return found

@@ -63,7 +63,8 @@ TEST(EmulatedMoe, EveryFormatOfWeights) {
     const bool three = format == "mxfp4";  // warpgroups that widen
     check(kQuantised, concat(few, " dtype=f16 gate=interleaved activation=swiglu_oai clamp=before gate_up_bias=bf16"));
     check(three ? kSortedMxfp4 : kMore, concat(more, " dtype=bf16 ids_dtype=i64 first_expert=8"));
-    check(three ? kSortedMxfp4 : kSortedQuantised, concat(sorted, " dtype=bf16 gate=none activation=relu_squared weight_on_input=1"));
+    check(three ? kSortedMxfp4 : kSortedQuantised,
+          concat(sorted, " dtype=bf16 gate=none activation=relu_squared weight_on_input=1"));
   }
 }
 

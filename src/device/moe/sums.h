@@ -4,9 +4,9 @@
 
 #include "device/moe/config.h"
 #include "device/moe/params.h"
-#include "device/product/product_of.h"
 #include "device/product/epilogue.h"
 #include "device/product/groups.h"
+#include "device/product/product_of.h"
 
 namespace tilewise::device {
 

@@ -25,7 +25,7 @@ struct LaneSums {
   /// sums += what stands in memory; `from` is the lane's first float.
   template <class Machine>
   TILEWISE_INLINE static void add(Sums& sums, const float* from) {
-    for_each_four(sums, [&](int offset, float(&four)[4]) {
+    for_each_four(sums, [&](int offset, float (&four)[4]) {
       const auto run = Machine::load_global(reinterpret_cast<const FloatRun<4>*>(from + offset));
       TILEWISE_UNROLL
       for (int i = 0; i < 4; ++i) four[i] += run.value[i];
@@ -34,7 +34,7 @@ struct LaneSums {
 
   template <class Machine>
   TILEWISE_INLINE static void store(Sums& sums, float* to) {
-    for_each_four(sums, [&](int offset, float(&four)[4]) {
+    for_each_four(sums, [&](int offset, float (&four)[4]) {
       const FloatRun<4> run{{four[0], four[1], four[2], four[3]}};
       Machine::store_global(reinterpret_cast<FloatRun<4>*>(to + offset), run);
     });

@@ -121,7 +121,7 @@ struct Sm80Ops {
                                       const ByteTile<kElement, Cols, Depth>& b) {
     TILEWISE_UNROLL
     for (int k = 0; k < Depth / 16; ++k) {
-      mma_ABt_step(to, [&](int r) -> const uint32_t(&)[4] { return a.word[r][k]; }, b, k);
+      mma_ABt_step(to, [&](int r) -> const uint32_t (&)[4] { return a.word[r][k]; }, b, k);
     }
   }
   template <int kElement, int Rows, int Cols, class Tile, bool kTight, int Depth>
@@ -132,7 +132,7 @@ struct Sm80Ops {
       uint32_t left[Rows / 16][4];
       TILEWISE_UNROLL
       for (int r = 0; r < Rows / 16; ++r) load_left_by_fours(left[r], a, r, k);
-      mma_ABt_step(to, [&](int r) -> const uint32_t(&)[4] { return left[r]; }, b, k);
+      mma_ABt_step(to, [&](int r) -> const uint32_t (&)[4] { return left[r]; }, b, k);
     }
   }
 
@@ -162,7 +162,7 @@ struct Sm80Ops {
     TILEWISE_UNROLL
     for (int k = 0; k < Cols / 16; ++k) {
       mma_AB_step<kElement>(
-          to, [&](int r) -> const uint32_t(&)[4] { return a.word[r][k]; }, right.tile, right.first_row, k, part);
+          to, [&](int r) -> const uint32_t (&)[4] { return a.word[r][k]; }, right.tile, right.first_row, k, part);
     }
   }
 
@@ -222,7 +222,7 @@ struct Sm80Ops {
         Machine::load_matrices_transposed(
             left[r], a.tile.chunk(16 * k, 8 * (matrix / 2) + lane % 8, 2 * r, a.first_col / kChunk + matrix % 2));
       }
-      mma_AB_step<Tile::kElement>(to, [&](int r) -> const uint32_t(&)[4] { return left[r]; }, b, 0, k, part);
+      mma_AB_step<Tile::kElement>(to, [&](int r) -> const uint32_t (&)[4] { return left[r]; }, b, 0, k, part);
     }
   }
 

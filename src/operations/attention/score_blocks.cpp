@@ -19,6 +19,13 @@ using expression::Type;
 constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kMostRows = 64;  // of a box that is read for a block
 
+/// A score_mod without it is not worth asking.
+bool has_minus_infinity(const expression::Expression& function) {
+  return std::ranges::any_of(function.nodes(), [](const expression::Node& node) {
+    return node.op == expression::Op::constant && node.type == Type::real && node.real() == -kUnbounded;
+  });
+}
+
 void unite(std::optional<Interval>& sum, const Interval& more) { sum = sum ? united(*sum, more) : more; }
 
 }  // namespace
@@ -113,7 +120,9 @@ void TableBounds::add_row(std::int64_t begin, std::int64_t end, std::int64_t off
 
 ScoreBlocks::ScoreBlocks(const expression::Expression* score_mod, const expression::Expression* mask_mod,
                          std::span<const TensorView> tables, std::int64_t most_elements)
-    : score_mod_(score_mod), mask_mod_(mask_mod), tables_(tables.size()) {
+    : score_mod_(score_mod != nullptr && has_minus_infinity(*score_mod) ? score_mod : nullptr),
+      mask_mod_(mask_mod),
+      tables_(tables.size()) {
   if (mask_mod == nullptr) return;
   for (const expression::Node& node : mask_mod->nodes()) {
     if (node.op == expression::Op::lookup && !tables_[node.index])
@@ -145,7 +154,9 @@ Visibility ScoreBlocks::of(const ScoreBlock& block) const {
 void ScoreBlocks::of_each(const ScoreBlock& block, std::int64_t step, Visibility* results) const {
   const std::int64_t count = ceil_div(block.k_end - block.k_begin, step);
   const Visibility visibility = of(block);
-  if (visibility != Visibility::some || count == 1) {
+  // Within a block that mask_mod leaves alone, score_mod may still hide a part.
+  const bool alike = visibility == Visibility::none || (visibility == Visibility::all && score_mod_ == nullptr);
+  if (alike || count == 1) {
     std::fill_n(results, count, visibility);
     return;
   }

@@ -124,7 +124,7 @@ def test_explain_says_who_refuses():
     explanation = tilewise.explain(q, k, v, score_mod=alibi)
     assert "score_mod=score-table0[h]*(q_idx-kv_idx) tables=f32[4]" in explanation.problem
     assert next(row.implementation for row in explanation.rows if row.chosen).startswith("cpu.")
-    assert all("score_mod" in row.reason for row in explanation.rows if row.implementation.startswith("emulation."))
+    assert all("score_mod" in row.reason for row in explanation.rows if row.implementation == "emulation.sm90")
 
 
 def test_refusals():
@@ -143,6 +143,6 @@ def test_refusals():
 
 
 def test_others_refuse_by_name():
-    q, k, v = inputs(torch.float32, requires_grad=False)
+    q, k, v = inputs(torch.bfloat16, requires_grad=False)
     with pytest.raises(NotImplementedError, match="score_mod"):
-        tilewise.attention(q, k, v, score_mod="score*2", implementation="emulation.sm80")
+        tilewise.attention(q, k, v, score_mod="score*2", implementation="emulation.sm90")

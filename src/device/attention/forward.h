@@ -148,12 +148,13 @@ class Forward {
     if constexpr (C.staggered) {
       visit_staggered(t);
     } else {
-      visit_in_turn(t, new_keys, append);
+      visit_in_turn(t, seen, new_keys, append);
     }
   }
 
   template <class Append>
-  TILEWISE_INLINE void visit_in_turn(const TileRange& t, const KeyRange& new_keys, const Append& append) {
+  TILEWISE_INLINE void visit_in_turn(const TileRange& t, const SeenTiles<Machine, C>& seen, const KeyRange& new_keys,
+                                     const Append& append) {
     int32_t turn = kLate ? 0 : t.begin;
     if constexpr (kLate) {
       pipeline_.begin_late(stage_of(turn), p_, sequence_, queries_, part_.number, t.begin);
@@ -188,7 +189,7 @@ class Forward {
       S.clear();
       multiply_keys(S, keys_ahead, pipeline, tile);
       set_priority<Machine, 0>();
-      score_mod<C>(S, p_.score, row_scores_, band_, tile * C.block_n, !t.is_full(tile));
+      score_mod<C>(S, p_, row_scores_, band_, tile * C.block_n, !t.is_full(tile));
       softmax_.update(S, O_, scale());
       const auto P = to_operand<C.v_type>(S);
       keep_order<Machine>();

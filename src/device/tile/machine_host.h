@@ -250,7 +250,7 @@ const HostKernel* host_kernel() {
                                       },
                                       [](HostBlock& block) { host_block = &block; }, Machine::kLanes,
                                       __is_empty(Shared) ? 0 : static_cast<int32_t>(sizeof(Shared)),
-                                      requires { Machine::kWarpgroups; }};  // namespace tilewise::device
+                                      requires { Machine::kWarpgroups; }};
   return &kKernel;
 }
 

@@ -81,7 +81,8 @@ class Lookup {
         if (!Types::any(steps != -Types::iota()))
           return reversed(load<kTo>(from - (kLanes - 1)), std::make_integer_sequence<int, kLanes>());
       }
-      if (!Types::any(steps != I{})) return VectorOf<kTo>{} + one<Element, kTo>(table, first);
+      // Less nothing, not nothing and it: -0 stays what it is.
+      if (!Types::any(steps != I{})) return one<Element, kTo>(table, first) - VectorOf<kTo>{};
     }
     int64_t offsets[kLanes];
     const I within = inside & offset;

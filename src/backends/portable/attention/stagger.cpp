@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backends/portable/attention/functions.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "core/ceil_div.hpp"
 
@@ -41,7 +42,7 @@ void choose_copies(device::ForwardConfig& c, const DeviceTraits& traits) {
 void stagger(device::ForwardConfig& config, const Problem& p, const DeviceTraits& traits) {
   if (traits.family != Family::cdna) return;
   // Elements that come one by one, and options of scores, have no room beside operands that are read ahead.
-  if (!config.vector_rows || !config.plain_scale || config.dropout) return;
+  if (!config.vector_rows || !config.plain_scale || config.dropout || has_functions(p)) return;
   device::ForwardConfig c = config;
   c.waves = kWaves;
   c.staggered = 1;

@@ -287,7 +287,7 @@ class Lowerer {
 
   /// Of weights that are widened: 2.0 to 3.7 of them in a picosecond on an H200, by how many rows an expert has.
   [[nodiscard]] double widened_us(double bytes) const {
-    constexpr double kElementsOfUs = 2.6e6, kMultiprocessors = 132.0;
+    constexpr double kElementsOfUs = 3.0e6, kMultiprocessors = 132.0;
     if (!p_.w_format.defined()) return 0.0;
     const double elements = bytes * 8.0 / static_cast<double>(bits_of(p_.w_format.element));
     return elements / (kElementsOfUs * device_.multiprocessors / kMultiprocessors);

@@ -88,7 +88,7 @@ TILEWISE_INLINE float load_bias(const ScoreParams& p, int64_t offset) {
     return with_plain_nan<Machine>(Machine::load_global(static_cast<const float*>(p.bias.data) + offset));
   } else {
     const uint16_t bits = Machine::load_global(static_cast<const uint16_t*>(p.bias.data) + offset);
-    return C.bias_type == kBiasBf16 ? bf16_to_float(bits) : f16_to_float(bits);
+    return element_to_float<C.bias_type == kBiasBf16 ? kBf16 : kF16>(bits);
   }
 }
 

@@ -20,10 +20,19 @@ struct ElementTraits<kE4m3> {
 template <int kElement>
 using ElementBits = typename ElementTraits<kElement>::Bits;
 
-/// An element from its bits.
+/// An element from its bits. For AMD in one instruction: its compiler may leave the loop of f16_to_float() a function.
 template <int kElement>
 TILEWISE_INLINE float element_to_float(uint32_t bits) {
-  return kElement == kBf16 ? bf16_to_float(static_cast<uint16_t>(bits)) : f16_to_float(static_cast<uint16_t>(bits));
+  const auto half = static_cast<uint16_t>(bits);
+  if constexpr (kElement == kBf16) {
+    return bf16_to_float(half);
+  } else {
+#if defined(__AMDGCN__)
+    return static_cast<float>(__builtin_bit_cast(_Float16, half));
+#else
+    return f16_to_float(half);
+#endif
+  }
 }
 
 }  // namespace tilewise::device

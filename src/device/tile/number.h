@@ -1,9 +1,8 @@
 // Numbers of a type that only a call knows.
 #pragma once
 
-#include "device/common/float16.h"
 #include "device/common/tensors.h"
-#include "device/tile/platform.h"
+#include "device/tile/element.h"
 
 namespace tilewise::device {
 
@@ -16,7 +15,7 @@ TILEWISE_INLINE float load_number(const void* data, int64_t index, int32_t type)
   if constexpr (requires { Machine::widen_f16(bits); }) {
     return Machine::widen_f16(bits);
   } else {
-    return f16_to_float(bits);
+    return element_to_float<kF16>(bits);
   }
 }
 

@@ -76,9 +76,9 @@ TEST_P(ScoreFunctions, TakeEmptyTables) {
   check("forward", "bf16 score_mod=score+table0[h,q_idx]+table1[kv_idx] tables=f32[4,0],i32[0]");
 }
 
+// Of the machines with WMMA one: the others differ in products, which no function changes.
 INSTANTIATE_TEST_SUITE_P(Machines, ScoreFunctions,
-                         testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna", "emulation.rdna4",
-                                         "emulation.gfx1250"),
+                         testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
                          [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
 
 }  // namespace

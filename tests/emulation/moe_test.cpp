@@ -29,6 +29,7 @@ constexpr std::string_view kFew = "weights streamed, 128 rows by up to 8",
                            kSorted = "pairs sorted; weights streamed, 128 rows by up to 64",
                            kMany = "pairs sorted; rows gathered; tiles of 128",
                            kQuantised = "weights streamed, 128 rows by up to 8",
+                           kMxfp4 = "weights streamed, 192 rows by up to 8",
                            kSortedQuantised = "pairs sorted; weights streamed, 128 rows by up to 32",
                            kSortedMxfp4 = "pairs sorted; weights streamed, 192 rows by up to 32";
 
@@ -61,7 +62,8 @@ TEST(EmulatedMoe, EveryFormatOfWeights) {
                       more = concat("tokens=13 hidden=96 intermediate=320 num_experts=5 top_k=4 w_format=", format),
                       sorted = concat("tokens=40 hidden=160 intermediate=96 num_experts=7 top_k=3 w_format=", format);
     const bool three = format == "mxfp4";  // warpgroups that widen
-    check(kQuantised, concat(few, " dtype=f16 gate=interleaved activation=swiglu_oai clamp=before gate_up_bias=bf16"));
+    check(three ? kMxfp4 : kQuantised,
+          concat(few, " dtype=f16 gate=interleaved activation=swiglu_oai clamp=before gate_up_bias=bf16"));
     check(three ? kSortedMxfp4 : kMore, concat(more, " dtype=bf16 ids_dtype=i64 first_expert=8"));
     check(three ? kSortedMxfp4 : kSortedQuantised,
           concat(sorted, " dtype=bf16 gate=none activation=relu_squared weight_on_input=1"));

@@ -196,6 +196,12 @@ Interval any_of(Type type) {
   return type == Type::integer ? kAnyInteger : kAnyBool;
 }
 
+Interval any_element_of(DType dtype) {
+  if (dtype == DType::u8) return Interval::of_integers(0, 255);
+  if (dtype == DType::i32) return any_integer_of(32);
+  return any_of(table_type(dtype, "table"));
+}
+
 std::vector<Interval> bounds_of_nodes(const Expression& expression, std::span<const Interval> inputs,
                                       const LookUpBounds& look_up) {
   const std::vector<Node>& nodes = expression.nodes();

@@ -34,10 +34,17 @@ struct Interval {
   return Interval::of_integers(low, -(low + 1));
 }
 
+[[nodiscard]] constexpr bool fits_32_bits(const Interval& integers) {
+  constexpr Interval kNarrow = any_integer_of(32);
+  return integers.low >= kNarrow.low && integers.high <= kNarrow.high;
+}
+
 /// Bounds of what lies between either's.
 [[nodiscard]] Interval united(const Interval& a, const Interval& b);
 /// Bounds of whatever a type has.
 [[nodiscard]] Interval any_of(Type type);
+/// Bounds of whatever a table of a dtype has.
+[[nodiscard]] Interval any_element_of(DType dtype);
 
 /// What a look-up in a table gives where its indices lie between bounds.
 using LookUpBounds = std::function<Interval(std::uint32_t table, std::span<const Interval> indices)>;

@@ -44,14 +44,6 @@ std::string_view element_name(DType dtype) {
   }
 }
 
-/// What a look-up gives.
-Interval elements_of(const DeviceTable& table) {
-  if (table.dtype != DType::u8 && table.dtype != DType::i32 && table.dtype != DType::i64) return any_of(Type::real);
-  if (table.empty) return Interval::of_integers(0, 0);
-  if (table.dtype == DType::u8) return Interval::of_integers(0, 255);
-  return any_integer_of(table.dtype == DType::i64 ? 64 : 32);
-}
-
 std::string real_text(double real) {
   const auto single = static_cast<float>(real);
   if (std::isnan(single)) return "kNotANumber";
@@ -76,7 +68,7 @@ class Printer {
   Printer(const Expression& expression, std::span<const Interval> inputs, std::span<const DeviceTable> tables)
       : expression_(expression), nodes_(expression.nodes()), tables_(tables), names_(nodes_.size()) {
     bounds_ = bounds_of_nodes(expression, inputs, [tables](std::uint32_t table, std::span<const Interval>) {
-      return elements_of(tables[table]);
+      return tables[table].empty ? Interval{} : any_element_of(tables[table].dtype);
     });
     for (std::size_t i = 0; i < nodes_.size(); ++i) add(i);
     text_ += concat("    return ", names_.back(), ";\n");
@@ -85,9 +77,7 @@ class Printer {
   [[nodiscard]] std::string text() && { return std::move(text_); }
 
  private:
-  [[nodiscard]] bool is_narrow(std::size_t index) const {
-    return bounds_[index].low >= kNarrow.low && bounds_[index].high <= kNarrow.high;
-  }
+  [[nodiscard]] bool is_narrow(std::size_t index) const { return fits_32_bits(bounds_[index]); }
   [[nodiscard]] std::string_view type_of(std::size_t index) const {
     if (nodes_[index].type == Type::boolean) return "bool";
     if (nodes_[index].type == Type::real) return "float";

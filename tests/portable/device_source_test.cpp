@@ -57,6 +57,12 @@ TEST(DeviceSource, ComputesIn32BitsWhatTheyHold) {
             std::string::npos);
 }
 
+TEST(DeviceSource, KnowsNotWhichWayATableOfBoolsGoes) {
+  const std::string source = source_of("score + select(table2[h], 3000000000, 1)");
+  EXPECT_NE(source.find("int64_t{3000000000}"), std::string::npos) << source;
+  EXPECT_EQ(source.find("int32_t"), std::string::npos) << source;
+}
+
 TEST(DeviceSource, ReadsNothingOfEmptyTables) {
   EXPECT_EQ(source_of("score + table0[b, h]", {{DType::f32, true}, {DType::i32}, {DType::boolean}}).find("look_up"),
             std::string::npos);

@@ -35,7 +35,7 @@ struct Terms {
   /// The place of the result.
   std::uint32_t add(const expression::Expression& function, const ProgramInputs& inputs) {
     const auto look_up = [&inputs](std::uint32_t table, std::span<const Interval>) {
-      return bounds_of_elements(inputs.tables[table]);
+      return expression::any_element_of(inputs.tables[table]);
     };
     const std::vector<Interval> of_nodes = expression::bounds_of_nodes(function, inputs.variables, look_up);
     std::vector<std::uint32_t> places;
@@ -61,17 +61,6 @@ struct Terms {
   }
 
  private:
-  static Interval bounds_of_elements(DType dtype) {
-    constexpr double kUnbounded = std::numeric_limits<double>::infinity();
-    using Limits32 = std::numeric_limits<std::int32_t>;
-    using Limits64 = std::numeric_limits<std::int64_t>;
-    if (dtype == DType::boolean) return Interval::of_integers(0, 1);
-    if (dtype == DType::u8) return Interval::of_integers(0, 255);
-    if (dtype == DType::i32) return Interval::of_integers(Limits32::min(), Limits32::max());
-    if (dtype == DType::i64) return Interval::of_integers(Limits64::min(), Limits64::max());
-    return Interval::of_reals(-kUnbounded, kUnbounded, true);
-  }
-
   struct NodeHash {
     std::size_t operator()(const Node& node) const noexcept { return hash_value(node); }
   };
@@ -85,11 +74,6 @@ struct Virtual {
   std::size_t last_use = 0;  // of the runs' instructions
   std::uint32_t at = 0;
 };
-
-bool fits_word(const Interval& bounds) {
-  using Limits = std::numeric_limits<std::int32_t>;
-  return bounds.low >= Limits::min() && bounds.high <= Limits::max();
-}
 
 OneLane one_lane_of(Op op, Lane lane, std::int64_t real_bytes) {
   OneLane f{};
@@ -165,7 +149,7 @@ class Compiler {
   }
 
   [[nodiscard]] Lane integer_lane(const Interval& bounds) const {
-    return real_bytes_ == sizeof(std::int64_t) || fits_word(bounds) ? Lane::word : Lane::wide;
+    return real_bytes_ == sizeof(std::int64_t) || expression::fits_32_bits(bounds) ? Lane::word : Lane::wide;
   }
   [[nodiscard]] Lane lane_of(std::size_t term) const {
     const Type type = terms_.nodes[term].type;

@@ -8,9 +8,9 @@
 #include "device/attention/params.h"
 #include "device/attention/scores.h"
 #include "device/common/arithmetic.h"
-#include "device/common/float16.h"
 #include "device/common/float8.h"
 #include "device/common/float8_e5m2.h"
+#include "device/tile/element.h"
 #include "device/tile/platform.h"
 
 namespace tilewise::device {
@@ -52,36 +52,31 @@ struct TableTraits {  // of one byte
     }
   }
 };
-template <>
-struct TableTraits<kTableBf16> {
+template <int kElement>
+struct HalfTable {
   using Bits = uint16_t;
-  TILEWISE_INLINE static float value(uint16_t bits) { return bf16_to_float(bits); }
+  TILEWISE_INLINE static float value(uint16_t bits) { return element_to_float<kElement>(bits); }
+};
+template <class Number>
+struct NumberTable {
+  using Bits = Number;
+  TILEWISE_INLINE static Number value(Number bits) { return bits; }
 };
 template <>
-struct TableTraits<kTableF16> {
-  using Bits = uint16_t;
-  TILEWISE_INLINE static float value(uint16_t bits) { return f16_to_float(bits); }
-};
+struct TableTraits<kTableBf16> : HalfTable<kBf16> {};
 template <>
-struct TableTraits<kTableF32> {
-  using Bits = float;
-  TILEWISE_INLINE static float value(float bits) { return bits; }
-};
+struct TableTraits<kTableF16> : HalfTable<kF16> {};
+template <>
+struct TableTraits<kTableF32> : NumberTable<float> {};
 template <>
 struct TableTraits<kTableF64> {
   using Bits = double;
   TILEWISE_INLINE static float value(double bits) { return static_cast<float>(bits); }
 };
 template <>
-struct TableTraits<kTableI32> {
-  using Bits = int32_t;
-  TILEWISE_INLINE static int32_t value(int32_t bits) { return bits; }
-};
+struct TableTraits<kTableI32> : NumberTable<int32_t> {};
 template <>
-struct TableTraits<kTableI64> {
-  using Bits = int64_t;
-  TILEWISE_INLINE static int64_t value(int64_t bits) { return bits; }
-};
+struct TableTraits<kTableI64> : NumberTable<int64_t> {};
 
 /// Numbers below 0 count as large ones.
 TILEWISE_INLINE bool is_below(int32_t index, int32_t size) {

@@ -4,8 +4,8 @@
 
 #include "device/attention/config.h"
 #include "device/attention/params.h"
-#include "device/common/float16.h"
 #include "device/common/mask.h"
+#include "device/tile/element.h"
 #include "device/tile/fragment.h"
 
 namespace tilewise::device {

@@ -81,6 +81,7 @@ ATTENTIONS: Mapping[str, Mapping[str, Json]] = {
     "cuda": {
         "flash_attn": {"environment": {}, "engine": {"attention_backend": "FLASH_ATTN"}},
         "flashinfer": {"environment": {}, "engine": {"attention_backend": "FLASHINFER"}},
+        "triton": {"environment": {}, "engine": {"attention_backend": "TRITON_ATTN"}},
         TILEWISE: {"environment": {}, "engine": {"attention_backend": "CUSTOM"}},
     },
 }
@@ -109,6 +110,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=integer(1), default=1, help="of the CPU (default: 1)")
     parser.add_argument("--rounds", type=integer(1), default=2, help="of each; the best counts (default: 2)")
     parser.add_argument("--cache-gib", type=integer(1), help="of keys and values; larger cases are left out")
+    parser.add_argument("--attentions", type=list_of(str), help="by name (default: all that the device has)")
+    parser.add_argument(
+        "--filled", action="store_true", help="cuda: a cache of random numbers stands for prompts, which take no time"
+    )
+    parser.add_argument(
+        "--uncompiled", action="store_true", help="cuda: graphs of decoding without torch.compile, which starts sooner"
+    )
     parser.add_argument("--no-shares", action="store_true", help="skip the profiler's shares of a step")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time per output token (needs matplotlib)")
     add_report(parser, "the processor or GPU")
@@ -117,6 +125,14 @@ def parse_arguments() -> argparse.Namespace:
     fill_in(options, DEFAULTS[options.device])
     if options.from_json is None and not options.python.exists():
         parser.error(f"argument --python: must be a program (got {str(options.python)!r}: scripts/bootstrap.sh vllm)")
+    for name in ("filled", "uncompiled"):
+        if getattr(options, name) and options.device == "cpu":
+            parser.error(f"argument --{name}: must be with --device cuda (got cpu)")
+    known = tuple(ATTENTIONS[options.device])
+    options.attentions = options.attentions or list(known)
+    for name in options.attentions:
+        if name not in known:
+            parser.error(f"argument --attentions: must be of {', '.join(known)} (got {name!r})")
     available = len(os.sched_getaffinity(0))
     if options.threads > available:
         parser.error(f"argument --threads: must be at most {available}, the processors here (got {options.threads})")
@@ -135,6 +151,21 @@ def threads_environment(threads: int) -> dict[str, str]:
     return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, processors)), "TILEWISE_NUM_THREADS": str(threads)}
 
 
+def gpu_engine(options: argparse.Namespace) -> Json:
+    """What vLLM is told on a GPU, whatever the attention."""
+    engine: Json = {"kv_cache_memory_bytes": options.cache_gib << 30}
+    if options.filled:
+        engine["kv_transfer_config"] = {
+            "kv_connector": "DecodeBenchConnector", "kv_role": "kv_both",
+            "kv_connector_extra_config": {"fill_mean": 0.0, "fill_std": 0.3},
+        }  # fmt: skip
+    if options.uncompiled:
+        engine["compilation_config"] = {
+            "mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sorted(set(options.batches)),
+        }  # fmt: skip
+    return engine
+
+
 def wanted_of(options: argparse.Namespace, model: str, attention: str, profile: bool) -> Json:
     """What engine_run.py is told."""
     shape = SHAPES[model]
@@ -149,7 +180,7 @@ def wanted_of(options: argparse.Namespace, model: str, attention: str, profile: 
     if options.device == "cpu":
         environment |= {"VLLM_CPU_KVCACHE_SPACE": str(options.cache_gib), **threads_environment(options.threads)}
     else:
-        engine["kv_cache_memory_bytes"] = options.cache_gib << 30
+        engine |= gpu_engine(options)
     return {
         "config_class": shape.config_class, "architecture": shape.architecture, "config": config,
         "dtype": DTYPES[options.dtype][0], "max_model_len": longest, "max_num_seqs": max(options.batches),
@@ -178,7 +209,7 @@ def measure(options: argparse.Namespace) -> Json:
     """Every model on every attention. What cannot be started is a note, unless it is Tilewise's."""
     results: Json = {"rows": [], "notes": [], "start_s": {}, "device": options.device, "dtype": options.dtype}
     for model in options.models:
-        for attention in ATTENTIONS[options.device]:
+        for attention in options.attentions:
             print(f"{model}, {attention}", file=sys.stderr, flush=True)
             try:
                 timed = run_engine(options, wanted_of(options, model, attention, False))

@@ -22,6 +22,7 @@ from moe_inputs import LAYERS, AnyWeights, Call, QuantisedWeights, Weights
 from moe_kernels import (
     FORMATS,
     SORTS,
+    CombineConfig,
     Decode,
     DecodeConfig,
     GatherConfig,
@@ -29,6 +30,8 @@ from moe_kernels import (
     Kernel,
     LayerConfig,
     ManyRows,
+    ScaledConfig,
+    ScaledRows,
     Sort,
     compiled,
 )
@@ -36,6 +39,7 @@ from moe_kernels import (
 if TYPE_CHECKING:
     import torch
 
+AnyKernel = Decode | ManyRows | ScaledRows
 BYTES_PER_SECOND, FLOPS = 4.2e12, 780e12  # of the floor
 WORST_ERROR = 6e-3  # of out in bf16, relative, in the norm: h and each part are rounded before
 
@@ -63,15 +67,20 @@ def grouped_layer(w: Weights, call: Call) -> Callable[[], Any]:
     return layer
 
 
-def library_layer(w: AnyWeights, call: Call) -> Callable[[], Any]:
-    """tilewise.moe, by whichever implementation it chooses."""
+def library_layer(w: AnyWeights, call: Call, scales_rows: bool) -> Callable[[], Any]:
+    """tilewise.moe, by whichever implementation it chooses; scales_rows: of x in fp8."""
     import tilewise
 
     if isinstance(w, Weights):
         return lambda: tilewise.moe(call.x, call.ids, call.weights, w.gate_up, w.down)
     name: Any = "fp8_128x128" if w.gate_up.name == "fp8" else w.gate_up.name
+    x = call.x
+    rows: dict[str, Any] = {}
+    if scales_rows:
+        x, scales = call.quantised_rows()
+        rows = {"x_format": "fp8_1x128", "h_format": "fp8_1x128", "x_scale": scales}
     return lambda: tilewise.moe(
-        call.x,
+        x,
         call.ids,
         call.weights,
         w.gate_up.elements,
@@ -81,10 +90,11 @@ def library_layer(w: AnyWeights, call: Call) -> Callable[[], Any]:
         down_scale=w.down.scales,
         gate_up_global_scale=w.gate_up.factors,
         down_global_scale=w.down.factors,
+        **rows,
     )
 
 
-def error_of(kernel: Decode | ManyRows, w: Any, call: Call) -> float:
+def error_of(kernel: AnyKernel, w: Any, call: Call) -> float:
     """Relative, in the norm; infinite where runs differ in a bit or something is not written."""
     import torch
 
@@ -96,7 +106,7 @@ def error_of(kernel: Decode | ManyRows, w: Any, call: Call) -> float:
     torch.cuda.synchronize()
     if not all(torch.equal(run.view(torch.int16), runs[0].view(torch.int16)) for run in runs):
         return float("inf")
-    reference = call.reference(w)
+    reference = call.reference(w, isinstance(kernel, ScaledRows))
     error = float(((runs[0].float() - reference).norm() / reference.norm().clamp_min(1e-30)).item())
     return error if error == error else float("inf")
 
@@ -154,9 +164,7 @@ def kernel_microseconds(call: Callable[[], Any]) -> list[float]:
     return times[len(times) // 3 * 2 :]
 
 
-def measure(
-    name: str, tokens: int, w: Any, kernels: list[Decode | ManyRows], options: argparse.Namespace
-) -> dict[str, Any]:
+def measure(name: str, tokens: int, w: Any, kernels: list[AnyKernel], options: argparse.Namespace) -> dict[str, Any]:
     layer, fine = w.layer, []
     for kernel in kernels:
         errors = [error_of(kernel, w, Call.draw(layer, tokens, skewed)) for skewed in (False, True)]
@@ -177,7 +185,7 @@ def measure(
         for kernel in fine:
             print(f"  {kernel.config.name}: {kernel_microseconds(kernel.layer(w, calls[0], False))}", flush=True)
     if options.library:
-        ways["tilewise.moe"] = [library_layer(w, call) for call in calls]
+        ways["tilewise.moe"] = [library_layer(w, call, options.scaled_rows) for call in calls]
     if options.peers and isinstance(w, Weights):
         ways["grouped_mm"] = [grouped_layer(w, call) for call in calls]
     seconds = seconds_of(ways, options.samples, options.pause)
@@ -240,11 +248,15 @@ QUANTISED_CONFIGS = (
 )
 
 
+SCALED_CONFIGS = (ScaledConfig(), ScaledConfig(8))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", default="qwen,mixtral", help="default: qwen,mixtral")
     parser.add_argument("--tokens", default="1,16,64,512", help="default: 1,16,64,512")
     parser.add_argument("--weights", default="bf16", choices=FORMATS, help="default: bf16")
+    parser.add_argument("--scaled-rows", action="store_true", help="rows of x in fp8 beside such weights")
     parser.add_argument("--filter", default="", help="only configurations whose name contains it")
     parser.add_argument("--samples", type=int, default=20, help="of each, default: 20")
     parser.add_argument("--pause", type=float, default=0.01, metavar="SECONDS", help="before a sample, default: 0.01")
@@ -259,7 +271,13 @@ def main() -> int:
     weights_format = FORMATS.index(options.weights)
     every = [c for c in QUANTISED_CONFIGS if c.weights == weights_format] if weights_format else CONFIGS
     configs = tuple(c for c in every if options.filter in c.name)
-    code = compiled((*SORTS, GatherConfig(), *configs), options.compile_only or options.kernels)
+    scaled = tuple(c for c in SCALED_CONFIGS if options.scaled_rows and options.filter in c.name)
+    if options.scaled_rows:
+        configs = ()
+    products = [product for c in scaled for product in c.products()]
+    code = compiled(
+        (*SORTS, GatherConfig(), CombineConfig(), *configs, *products), options.compile_only or options.kernels
+    )
     if options.compile_only:
         return 0
     import torch
@@ -271,7 +289,8 @@ def main() -> int:
     torch.manual_seed(options.samples)
     sort = Sort(code)
     gather = Kernel(GatherConfig(), code["gather"], GatherParams)
-    kernels = [
+    kernels: list[AnyKernel] = [ScaledRows(c, code, sort, gather) for c in scaled]
+    kernels += [
         ManyRows(c, code[c.name], sort, gather) if isinstance(c, LayerConfig) else Decode(c, code[c.name], sort)
         for c in configs
     ]

@@ -152,6 +152,18 @@ class QuantisedWeights:
 AnyWeights = Weights | QuantisedWeights
 
 
+def quantised_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of fp32 as e4m3 with scales of 1 x 128."""
+    import torch
+
+    blocks = -(-x.shape[1] // 128)
+    padded = torch.nn.functional.pad(x, (0, 128 * blocks - x.shape[1])).view(x.shape[0], blocks, 128)
+    largest = padded.abs().amax(-1)
+    scales = torch.where(largest == 0, 1.0, (largest / 448).clamp_min(2.0**-126))
+    elements = (padded / scales[..., None]).to(torch.float8_e4m3fn)
+    return elements.flatten(1)[:, : x.shape[1]].contiguous(), scales
+
+
 @dataclass
 class Call:
     """A call's rows and routing, and what it leaves."""
@@ -173,17 +185,28 @@ class Call:
         weights, ids = torch.topk(torch.softmax(logits, -1), layer.top_k, sorted=True)
         return cls(x, ids.int(), weights / weights.sum(-1, keepdim=True), torch.empty_like(x))
 
-    def reference(self, w: AnyWeights) -> torch.Tensor:
-        """In fp32, an expert after the other."""
+    def quantised_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """x in fp8 with scales of 1 x 128."""
+        return quantised_rows(self.x.float())
+
+    def reference(self, w: AnyWeights, quantises: bool = False) -> torch.Tensor:
+        """In fp32, an expert after the other. quantises: x, and what is between both products."""
         import torch
 
+        def rows(x: torch.Tensor) -> torch.Tensor:
+            if not quantises:
+                return x.float()
+            elements, scales = quantised_rows(x.float())
+            return elements.float() * scales.repeat_interleave(128, 1)[:, : x.shape[1]]
+
         out = torch.zeros(self.x.shape, device="cuda")
+        x = rows(self.x)
         for expert in self.ids.unique().tolist():
             if not 0 <= expert < w.layer.experts:
                 continue
             token, slot = (self.ids == expert).nonzero(as_tuple=True)
             gate_up, down = w.numbers(expert)
-            gate, up = (self.x[token].float() @ gate_up.t()).chunk(2, -1)
-            part = (torch.nn.functional.silu(gate) * up) @ down.t()
+            gate, up = (x[token] @ gate_up.t()).chunk(2, -1)
+            part = rows(torch.nn.functional.silu(gate) * up) @ down.t()
             out.index_add_(0, token, part * self.weights[token, slot, None])
         return out

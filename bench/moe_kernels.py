@@ -7,9 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cuda_program import CudaModule, compile_cuda, matrix_map, tensor_map
-from moe_inputs import AnyWeights, Call, Layer, QuantisedMatrices, QuantisedWeights, Weights
+from moe_inputs import AnyWeights, Call, Layer, QuantisedMatrices, QuantisedWeights
+
+if TYPE_CHECKING:
+    import torch
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ARCHITECTURE = "sm_90a"
@@ -38,10 +42,10 @@ extern "C" __global__ void __cluster_dims__({cluster}) __launch_bounds__(tilewis
 """
 
 
-def source_of(header: str, name: str, fields: dict[str, int], cluster: int = 1) -> str:
+def source_of(header: str, name: str, fields: dict[str, int], cluster: int = 1, kernel: str = "") -> str:
     config = " ".join(f"c.{field} = {value};" for field, value in fields.items())
     return STUB.format(
-        header=header, struct=f"Moe{name}Config", kernel=f"Sm90Moe{name}", config=config, cluster=cluster
+        header=header, struct=f"Moe{name}Config", kernel=f"Sm90Moe{kernel or name}", config=config, cluster=cluster
     )
 
 
@@ -146,6 +150,64 @@ class DecodeConfig:
         return source_of("decode", "Decode", {k: v for k, v in asdict(self).items() if k != "tokens"})
 
 
+@dataclass(frozen=True)
+class ScaledConfig:
+    """Two kernels of MoeScaledConfig and one of MoeCombineConfig: rows and weights in fp8."""
+
+    held_experts: int = 4
+    stages: int = 4
+    cluster: int = 2
+    tokens: tuple[int, int] = (1, 1 << 20)
+
+    threads = 384
+
+    @property
+    def name(self) -> str:
+        return f"scaled_e{self.held_experts}_cl{self.cluster}_s{self.stages}"
+
+    def products(self) -> tuple[ScaledProductConfig, ScaledProductConfig]:
+        """Of gates and ups, and the other."""
+        first, second = (ScaledProductConfig(down, self.held_experts, self.stages, self.cluster) for down in (0, 1))
+        return first, second
+
+
+@dataclass(frozen=True)
+class ScaledProductConfig:
+    """MoeScaledConfig."""
+
+    down: int
+    held_experts: int
+    stages: int
+    cluster: int
+
+    threads = 384
+
+    @property
+    def name(self) -> str:
+        return f"scaled_{'down' if self.down else 'up'}_e{self.held_experts}_cl{self.cluster}_s{self.stages}"
+
+    @property
+    def source(self) -> str:
+        return source_of("scaled_product", "Scaled", asdict(self), self.cluster, "ScaledProduct")
+
+
+@dataclass(frozen=True)
+class CombineConfig:
+    """MoeCombineConfig."""
+
+    warps: int = 8
+
+    name = "combine"
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def source(self) -> str:
+        return source_of("combine_launch", "Combine", {"warps": self.warps})
+
+
 class Pairs(ctypes.Structure):
     """PairTensor of params.h."""
 
@@ -168,6 +230,33 @@ class Shape(ctypes.Structure):
     """MoeShape."""
 
     _fields_ = (("sizes", ctypes.c_int32 * 6), ("first_expert", ctypes.c_int64))
+
+
+class Scales(ctypes.Structure):
+    """ExpertScales."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("global_", ctypes.c_uint64),
+        ("strides", ctypes.c_int64 * 4),
+        ("gate_rows", ctypes.c_int32),
+        ("value_rows", ctypes.c_int32),
+        ("row_blocks", ctypes.c_int32),
+        ("columns", ctypes.c_int32),
+        ("scale_bytes", ctypes.c_int32),
+        ("in_runs", ctypes.c_int32),
+    )
+
+    @classmethod
+    def of(cls, matrices: QuantisedMatrices) -> Scales:
+        """Of concatenated gates and ups, or of matrices without a gate."""
+        scales = matrices.scales
+        size, shape = scales.element_size(), scales.shape
+        strides = (ctypes.c_int64 * 4)(*(stride * size for stride in scales.stride()), 1)
+        whole = int(scales.numel() * size % 16 == 0)
+        factors = matrices.factors.data_ptr() if matrices.factors is not None else 0
+        rows = matrices.elements.shape[1] // 2
+        return cls(scales.data_ptr(), factors, strides, rows, 1, shape[1], shape[2], size, whole)
 
 
 class LayerParams(ctypes.Structure):
@@ -214,31 +303,43 @@ class SortParams(ctypes.Structure):
     )
 
 
-class Scales(ctypes.Structure):
-    """ExpertScales."""
+class RowScales(ctypes.Structure):
+    """RowScales."""
 
     _fields_ = (
         ("data", ctypes.c_uint64),
-        ("global_", ctypes.c_uint64),
-        ("strides", ctypes.c_int64 * 4),
-        ("gate_rows", ctypes.c_int32),
-        ("value_rows", ctypes.c_int32),
-        ("row_blocks", ctypes.c_int32),
+        ("strides", ctypes.c_int64 * 2),
+        ("rows", ctypes.c_int32),
         ("columns", ctypes.c_int32),
-        ("scale_bytes", ctypes.c_int32),
-        ("in_runs", ctypes.c_int32),
     )
 
     @classmethod
-    def of(cls, matrices: QuantisedMatrices) -> Scales:
-        """Of concatenated gates and ups, or of matrices without a gate."""
-        scales = matrices.scales
-        size, shape = scales.element_size(), scales.shape
-        strides = (ctypes.c_int64 * 4)(*(stride * size for stride in scales.stride()), 1)
-        whole = int(scales.numel() * size % 16 == 0)
-        factors = matrices.factors.data_ptr() if matrices.factors is not None else 0
-        rows = matrices.elements.shape[1] // 2
-        return cls(scales.data_ptr(), factors, strides, rows, 1, shape[1], shape[2], size, whole)
+    def of(cls, scales: torch.Tensor) -> RowScales:
+        return cls(scales.data_ptr(), (ctypes.c_int64 * 2)(*scales.stride()), *scales.shape)
+
+
+class ScaledParams(ctypes.Structure):
+    """MoeScaledParams."""
+
+    _fields_ = (
+        ("maps", ctypes.c_char * 256),
+        ("shape", Shape),
+        ("sorted", ctypes.c_uint64 * 3),
+        ("row_weights", ctypes.c_uint64),
+        ("row_scales", RowScales),
+        ("value_scales", RowScales),
+        ("weight_scales", Scales),
+        ("bias", ctypes.c_uint64 * 5),
+        ("out", Rows),
+        ("alpha_limit", ctypes.c_float * 2),
+        ("rest", ctypes.c_char * 56),
+    )
+
+
+class CombineParams(ctypes.Structure):
+    """MoeCombineParams."""
+
+    _fields_ = (("shape", Shape), ("sorted", ctypes.c_uint64 * 3), ("parts", Rows), ("out", Rows))
 
 
 class DecodeParams(ctypes.Structure):
@@ -270,7 +371,7 @@ def in_turn(steps: list[Callable[[], None]]) -> Callable[[], None]:
     return run
 
 
-Config = SortConfig | GatherConfig | LayerConfig | DecodeConfig
+Config = SortConfig | GatherConfig | LayerConfig | DecodeConfig | ScaledProductConfig | CombineConfig
 
 
 class Kernel:
@@ -320,6 +421,24 @@ def most_experts(experts: int) -> int:
     return min(c.most_experts for c in SORTS if c.most_experts >= experts)
 
 
+def weight_maps(w: AnyWeights, rows: int) -> list[bytes]:
+    """Of weights as they are, or of the bytes of packed ones, in boxes of so many rows."""
+    layer = w.layer
+    if isinstance(w, QuantisedWeights):
+        up, down, kind, packed, box = w.gate_up.elements, w.down.elements, "u8", w.format.elements_of_byte, 128
+    else:
+        up, down, kind, packed, box = w.gate_up, w.down, "bf16", 1, 64
+    i, h = layer.intermediate, layer.hidden
+    up_columns, down_columns = h // packed, i // packed
+    octets = (layer.experts, i // 8, 2, 8, up_columns)
+    strides = (2 * i * up_columns, 8 * up_columns, i * up_columns, up_columns)
+    down_shape = (layer.experts, h, down_columns)
+    return [
+        tensor_map(up.data_ptr(), kind, octets, strides, (1, rows // 16, 2, 8, box), 128),
+        tensor_map(down.data_ptr(), kind, down_shape, (h * down_columns, down_columns), (1, rows, box), 128),
+    ]
+
+
 class Decode(Kernel):
     """The whole layer, and the sort before it where it takes one."""
 
@@ -333,23 +452,6 @@ class Decode(Kernel):
         c = self.config
         held = tokens <= c.block_n and tokens * layer.top_k <= 32 * c.held_ids
         return c.tokens[0] <= tokens <= c.tokens[1] and (held if c.held_ids else layer.experts <= 32 * c.held_experts)
-
-    def _maps(self, w: AnyWeights) -> list[bytes]:
-        """Of weights as they are, or of the bytes of packed ones."""
-        layer, block_m = w.layer, self.config.block_m
-        if isinstance(w, QuantisedWeights):
-            up, down, kind, packed, box = w.gate_up.elements, w.down.elements, "u8", w.format.elements_of_byte, 128
-        else:
-            up, down, kind, packed, box = w.gate_up, w.down, "bf16", 1, 64
-        i, h = layer.intermediate, layer.hidden
-        up_columns, down_columns = h // packed, i // packed
-        octets = (layer.experts, i // 8, 2, 8, up_columns)
-        strides = (2 * i * up_columns, 8 * up_columns, i * up_columns, up_columns)
-        down_shape = (layer.experts, h, down_columns)
-        return [
-            tensor_map(up.data_ptr(), kind, octets, strides, (1, block_m // 16, 2, 8, box), 128),
-            tensor_map(down.data_ptr(), kind, down_shape, (h * down_columns, down_columns), (1, block_m, box), 128),
-        ]
 
     def layer(self, w: AnyWeights, call: Call, programmatic: bool) -> Callable[[], None]:
         import torch
@@ -365,7 +467,7 @@ class Decode(Kernel):
         )
         call.scratch += [values, parts, counters, offsets, order, rows]
         p = DecodeParams()
-        ctypes.memmove(ctypes.addressof(p), b"".join(self._maps(w)), 256)
+        ctypes.memmove(ctypes.addressof(p), b"".join(weight_maps(w, c.block_m)), 256)
         if isinstance(w, QuantisedWeights):
             p.scales[:] = [Scales.of(matrices) for matrices in (w.gate_up, w.down)]
         p.shape.sizes[:] = [tokens, top_k, h, i, layer.experts, 0]
@@ -395,7 +497,7 @@ class ManyRows(Kernel):
         fits = 16 * c.held_experts < layer.experts <= 32 * c.held_experts or c.held_experts == 4
         return c.tokens[0] <= tokens <= c.tokens[1] and fits and layer.experts <= 32 * c.held_experts
 
-    def layer(self, w: Weights, call: Call, programmatic: bool) -> Callable[[], None]:
+    def layer(self, w: AnyWeights, call: Call, programmatic: bool) -> Callable[[], None]:
         import torch
 
         c, layer, (tokens, top_k) = self.config, w.layer, call.ids.shape
@@ -408,13 +510,13 @@ class ManyRows(Kernel):
             for count in (4 + pairs, layer.experts + 1, pairs, pairs)
         )
         call.scratch += [values, parts, gathered, counters, offsets, order, rows]
-        octets = (layer.experts, i // 8, 2, 8, h)
+        gate_up_map, down_map = weight_maps(w, 128)
         maps = [
             *(matrix_map(gathered.data_ptr(), "bf16", (pairs, h), (rows, 64), True) for rows in BOX_ROWS),
             *(matrix_map(values.data_ptr(), "bf16", (pairs, i), (rows, 64), True) for rows in BOX_ROWS),
-            tensor_map(w.gate_up.data_ptr(), "bf16", octets, (2 * i * h, 8 * h, i * h, h), (1, 8, 2, 8, 64), 128),
+            gate_up_map,
             tensor_map(values.data_ptr(), "bf16", (pairs, i), (i,), (16, 32), 64),
-            tensor_map(w.down.data_ptr(), "bf16", (layer.experts, h, i), (h * i, i), (1, 128, 64), 128),
+            down_map,
             matrix_map(parts.data_ptr(), "bf16", (pairs, h), (16, 64), True),
         ]
         p = LayerParams()
@@ -447,6 +549,74 @@ class ManyRows(Kernel):
             self.prepare(multiprocessors // c.cluster * c.cluster, p, programmatic),
         ]
         return in_turn(steps)
+
+
+class ScaledRows:
+    """The whole layer of rows and weights in fp8, with scales of 1 x 128 and of 128 x 128."""
+
+    def __init__(self, config: ScaledConfig, code: dict[str, bytes], sort: Sort, gather: Kernel) -> None:
+        self.config = config
+        self._sort, self._gather = sort, gather
+        self._products = [Kernel(product, code[product.name], ScaledParams) for product in config.products()]
+        self._combine = Kernel(CombineConfig(), code["combine"], CombineParams)
+
+    def serves(self, layer: Layer, tokens: int) -> bool:
+        c = self.config
+        fits = 16 * c.held_experts < layer.experts <= 32 * c.held_experts or c.held_experts == 4
+        return c.tokens[0] <= tokens <= c.tokens[1] and fits and layer.experts <= 32 * c.held_experts
+
+    def layer(self, w: QuantisedWeights, call: Call, programmatic: bool) -> Callable[[], None]:
+        import torch
+
+        layer, (tokens, top_k) = w.layer, call.ids.shape
+        pairs, i, h = tokens * top_k, layer.intermediate, layer.hidden
+        x, x_scales = call.quantised_rows()
+        parts = torch.full((pairs, h), float("nan"), device="cuda", dtype=torch.bfloat16)
+        gathered, values = (torch.full((pairs, cols), 0x7F, device="cuda", dtype=torch.uint8) for cols in (h, i))
+        value_scales = torch.full((pairs, -(-i // 128)), float("nan"), device="cuda")
+        row_weights = torch.full((pairs,), float("nan"), device="cuda")
+        offsets, order, rows = (
+            torch.randint(-(2**31), 2**31 - 1, (count,), device="cuda", dtype=torch.int32)
+            for count in (layer.experts + 1, pairs, pairs)
+        )
+        call.scratch += [x, x_scales, parts, gathered, values, value_scales, row_weights, offsets, order, rows]
+        shape = Shape((ctypes.c_int32 * 6)(tokens, top_k, h, i, layer.experts, 0))
+        half = Shape((ctypes.c_int32 * 6)(tokens, top_k, h // 2, i, layer.experts, 0))  # of 16 bits
+        places = (ctypes.c_uint64 * 3)(*(tensor.data_ptr() for tensor in (offsets, order, rows)))
+        ids = Pairs(call.ids.data_ptr(), call.ids.stride(0), call.ids.stride(1), 4, 0)
+        weights = Pairs(call.weights.data_ptr(), call.weights.stride(0), call.weights.stride(1), 1, 0)
+        maps, box = weight_maps(w, 256), 64 // self.config.cluster
+        products = []
+        for of, weight_map, source, scales, to in (
+            (w.gate_up, maps[0], gathered, x_scales, Rows(values.data_ptr(), i // 2)),
+            (w.down, maps[1], values, value_scales, Rows(parts.data_ptr(), h)),
+        ):
+            p = ScaledParams(shape=shape, sorted=places, row_weights=row_weights.data_ptr(), out=to)
+            row_map = matrix_map(source.data_ptr(), "u8", (pairs, source.shape[1]), (box, 128), True)
+            ctypes.memmove(ctypes.addressof(p), row_map + weight_map, 256)
+            p.row_scales, p.value_scales = RowScales.of(scales), RowScales.of(value_scales)
+            p.weight_scales = Scales.of(of)
+            products.append(p)
+        multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+        blocks = multiprocessors // self.config.cluster * self.config.cluster
+        gather = GatherParams(
+            half,
+            weights,
+            places,
+            Rows(x.data_ptr(), h // 2),
+            Rows(gathered.data_ptr(), h // 2),
+            row_weights.data_ptr(),
+        )
+        combine = CombineParams(shape, places, Rows(parts.data_ptr(), h), Rows(call.out.data_ptr(), call.out.stride(0)))
+        own = SortParams(shape=shape, topk_ids=ids, sorted=places)
+        return in_turn(
+            [
+                *self._sort.prepare(call, layer.experts, own, programmatic),
+                self._gather.prepare(multiprocessors * 4, gather, programmatic),
+                *(kernel.prepare(blocks, p, programmatic) for kernel, p in zip(self._products, products, strict=True)),
+                self._combine.prepare(multiprocessors * 4, combine, programmatic),
+            ]
+        )
 
 
 def compiled(configs: tuple[Config, ...], folder: Path | None) -> dict[str, bytes]:

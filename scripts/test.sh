@@ -10,9 +10,6 @@ cd "$(dirname "$0")/.."
 
 readonly JOBS=${JOBS:-$(nproc)}
 readonly LOGS=build/test-logs
-# Emulated kernels are compiled at run time, without sanitizers: what is left runs every part of the emulator. Faults that
-# are planted in kernels are caught in the other build.
-readonly UNSANITIZED='-*EmulatedNotANumber*:*Emulated*KvCache*:*EmulatedMerge*:*/Paths.*:HopperPaths.BiasInBoxes:HopperPaths.EveryTile:HopperPaths.PartsOfTheKeys:HopperBwdPaths.ABias:HopperBwdPaths.Alibi:HopperBwdPaths.Softcap:*EmulatedKeyScheduler*:*PairsOfBlocksThatShareKeys:*Latent.PackedQueries:*Latent.QueriesThatSeeDifferentKeys:*Latent.HeadsOfSeveralTiles:*LatentScheduler.EveryOption:*LatentScheduler.OneLongSequence*:HopperPaths.Fp8:HopperPaths.HeadsOfAGroupInOneTile:HopperBwdPaths.EveryTile:HopperBwdPaths.InPartsOfTheQueries:HopperBwdPaths.WideHeads:HopperBwdPaths.Dropout:HopperBwdPaths.WideHeadsThat*:HopperBwdPaths.LastSumsOfPackedSequences:HopperBwdPaths.InAnOrderBothWays:HopperBwdPaths.QueryHeadsOfAGroup:HopperBwdPaths.OptionsOfPersistentBlocks:HopperBwdPaths.DropoutAndWideHeads:HopperBwdPaths.InAFixedOrder:HopperBwdPaths.PreprocessOfLaterHeads:HopperColumns.AreTurnedBesideOptions:HopperColumns.AreTurnedOfLengths:*EmulatedRoute*:*WmmaOfHalvesKernels*:*EmulatedMoe*:*EmulatedExpert*:*EmulatedLinear*:EmulatedHopperLinear*:EmulatedHopper*Caught*:EmulatedHopper*NamesItsBarrier:*Random.*/emulation_*:Compiled/*'
 readonly SANITIZED_PERCENT=25  # of the random problems, which the other build checks in full
 readonly FACTOR=${FACTOR:-10} SEED=${SEED:-$(date -u +%Y%m%d)000000} REPORT=build/nightly.md
 export PYTHONPATH=$PWD/build/python HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1
@@ -95,7 +92,7 @@ sanitized_build() {
 
 sanitizers() {
   local folder
-  sanitized_build && TILEWISE_TEST_PERCENT=$SANITIZED_PERCENT GTEST_FILTER=$UNSANITIZED cpp_tests "$folder"
+  sanitized_build && TILEWISE_TEST_PERCENT=$SANITIZED_PERCENT cpp_tests "$folder"
 }
 
 # The command and what its tests give it, by night: fuzzing reads the same input in a test run.
@@ -129,10 +126,11 @@ sglang_backend() {
   scripts/bootstrap.sh sglang && .venv-sglang/bin/python -m pytest -q -p no:cacheprovider tests/sglang
 }
 
-# The tests that are built by night alone.
+# The tests that are built by night alone, and those that a test run leaves to it.
 nightly_tests() {
   cmake --build build -j "$JOBS" --target test_emulated_hopper_nightly && build/tests/emulation/test_emulated_hopper_nightly &&
-    build/tests/hopper/test_hopper_sweep
+    build/tests/emulation/test_emulation --gtest_filter='*ByNight*' &&
+    build/tests/implementations/test_implementations --gtest_filter='*ByNight*' && build/tests/hopper/test_hopper_sweep
 }
 
 golden() { .venv/bin/python tests/golden/golden.py; }

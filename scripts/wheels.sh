@@ -3,7 +3,7 @@
 #
 # usage: scripts/wheels.sh build | test | sdist
 #   build  a wheel for each Python into dist/; from 3.12 on one (abi3) serves all. Zig's clang compiles, auditwheel
-#          agrees with the tag, and none may pass 13.5 MB. The same commit gives the same bytes. Beside them dist/hub has
+#          agrees with the tag, and none may pass 6.5 MB. The same commit gives the same bytes. Beside them dist/hub has
 #          the folder that Hugging Face's `kernels` loads
 #   test   each wheel of dist/ that a Python here can run: installed alone with NumPy, without a compiler in PATH
 #   sdist  the source distribution into dist/, then a wheel of it, offline
@@ -20,7 +20,7 @@ readonly WORK=$PWD/build-wheels
 readonly DIST=$PWD/dist
 readonly GLIBC=${GLIBC:-2.28}
 readonly MACHINE=${MACHINE:-$(uname -m)}
-readonly MOST_BYTES=13500000
+readonly MOST_BYTES=6500000
 readonly ARCHIVER=-DCMAKE_AR=$PWD/scripts/wheels/zig-ar
 
 say() { printf 'wheels: %s\n' "$*"; }
@@ -247,11 +247,10 @@ test_foreign() {
   # A wheel's list of files names those beside packages by their way from pip's own folder; Python 3.12 and newer pass
   # over what is not there.
   ln -s "$site/share" "$folder/lib/share"
-  mkdir "$folder/bin" "$folder/program"
-  mv "$site/bin/tilewise" "$folder/program"
+  mkdir "$folder/bin"
   for name in python tilewise; do
     target=$root/usr/bin/python$version
-    [[ $name == python ]] || target=$folder/program/tilewise
+    [[ $name == python ]] || target=$site/tilewise/bin/tilewise
     printf '#!/bin/sh\nexec %s -L %s -cpu max %s "$@"\n' "$qemu" "$root" "$target" >"$folder/bin/$name"
   done
   chmod +x "$folder/bin/"*

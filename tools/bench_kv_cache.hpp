@@ -8,6 +8,7 @@
 
 #include "bench_schema.hpp"
 #include "core/message.hpp"
+#include "listed_blocks.hpp"
 #include "operations/kv_cache/kv_cache.hpp"
 #include "operations/kv_cache/sequence.hpp"
 #include "operations/matrices.hpp"
@@ -48,13 +49,20 @@ struct CacheLengths {
     fill(call, "cache_batch_idx", [&](std::int64_t b) { return b < sequences ? b : std::int64_t{-1}; });
     const std::int64_t pages = std::max<std::int64_t>(p.num_pages, 1), slots = pages * p.page_size;
     fill(call, "block_table", [&](std::int64_t i) { return i % pages; });
+    const std::int64_t keys = std::max<std::int64_t>(cached(p), 1), count = std::max<std::int64_t>(p.top_k, 1);
+    fill(call, "key_indices", [&](std::int64_t i) {  // spread over the keys, each query's starting elsewhere
+      return (i % count * std::max<std::int64_t>(keys / count, 1) + i / count) % keys;
+    });
     fill(call, "slots", [&](std::int64_t i) { return i < slots ? i : std::int64_t{-1}; });
+    list_every_block(call["block_mask"]);
     for (const TensorView& scale : {call.one("k_scale"), call.one("v_scale")})
       if (scale.defined()) std::fill_n(static_cast<float*>(scale.data), scale.numel(), 1.0f);
   }
   template <typename Arguments>
   static void complete(Arguments& arguments, const KvCacheProblem& p) {
     if (!p.cache_seqlens && p.slots == SlotKind::none) arguments.options.cache_seqlen = cached(p);
+    if (operations::has_block_mask(p))
+      arguments.options.block_rows = p.block_mask.rows, arguments.options.block_keys = p.block_mask.keys;
   }
 };
 

@@ -12,6 +12,7 @@
 #include "commands.hpp"
 #include "console.hpp"
 #include "core/spelling.hpp"
+#include "core/thrown.hpp"
 #include "operations/attention/foreign_words.hpp"
 #include "run_kv_cache.hpp"
 #include "tilewise/attention.hpp"
@@ -129,5 +130,7 @@ int main(int argc, char** argv) {
     return report(Error(ErrorCode::runtime, "not enough memory"), kExitFailure);
   } catch (const std::exception& error) {
     return report(error, kExitFailure);
+  } catch (...) {
+    return report(Error(ErrorCode::runtime, core::describe_thrown(std::current_exception()).message), kExitFailure);
   }
 }

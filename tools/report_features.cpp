@@ -21,7 +21,7 @@ constexpr std::string_view kHeadDim = "head_dim=64";
 constexpr std::string_view kPacked =
     "layout=thd batch_size=3 max_seqlen_q=70 max_seqlen_k=150 total_q=160 total_k=300 num_heads_q=4 num_heads_k=2";
 
-constexpr std::array<FeatureRow, 41> kRows{{
+constexpr std::array<FeatureRow, 43> kRows{{
     {"bf16", "dtype=bf16"},
     {"f16", "dtype=f16"},
     {"layout sbhd", "layout=sbhd"},
@@ -58,6 +58,8 @@ constexpr std::array<FeatureRow, 41> kRows{{
     {"packed, rest cleared", "layout=thd clear_rest=1"},
     {"score_mod", "score_mod=4.0*tanh(score/4.0)+table0[h]*kv_idx tables=f32[4]"},
     {"mask_mod", "mask_mod=(q_idx-kv_idx)%3!=1"},
+    {"block_mask", "block_mask=32x48[b,h]+full mask_mod=(q_idx-kv_idx)%3!=1"},
+    {"key_indices", "top_k=40 key_indices_per_head=1 mask=causal", true, false},
     {"decode, split keys", "seqlen_q=1 seqlen_k=3000", true, false},
     {"unaligned rows", "head_dim=63"},
     {"fp8", "dtype=fp8_e4m3", true, false, true},
@@ -108,7 +110,7 @@ constexpr std::string_view kPages = "page_size=16 num_pages=60 max_pages_per_seq
                            kSlots = "page_size=16 num_pages=60";
 constexpr std::string_view kPlain = "capacity=150";
 
-constexpr std::array<StepRow, 27> kStepRows{{
+constexpr std::array<StepRow, 30> kStepRows{{
     {"pages of 16", kStep, kPages, "softmax_lse=1"},
     {"pages of 16, f16", kStep, kPages, "dtype=f16"},
     {"pages of 1", kStep, "page_size=1 num_pages=300 max_pages_per_seq=90", ""},
@@ -127,6 +129,10 @@ constexpr std::array<StepRow, 27> kStepRows{{
     {"prefill beside decode", kMixed, kPages, "mask=causal"},
     {"cache: window, softcap, alibi", kStep, kPages, "window_left=20 window_right=3 softcap=5 alibi_slopes=[h]"},
     {"cache: sink", kStep, kPages, "sink=1 mask=causal softmax_lse=1"},
+    {"cache: score_mod, mask_mod", kStep, kPages,
+     "score_mod=score-table0[h]*abs(q_idx-kv_idx) mask_mod=(q_idx-kv_idx)%3!=1 tables=f32[8]"},
+    {"cache: block_mask", kStep, kPages, "block_mask=32x48[b,h]+full mask_mod=(q_idx-kv_idx)%3!=1"},
+    {"cache: key_indices", kStep, kPages, "top_k=40 softmax_lse=1"},
     {"cache: softmax_scale negative", kStep, kPages, "softmax_scale=-0.2"},
     {"num_splits", kStep, kPages, "num_splits=5 softmax_lse=1"},
     {"cache: batch_invariant", kStep, kPages, "batch_invariant=1"},

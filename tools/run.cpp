@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <ranges>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "commands.hpp"
@@ -25,13 +28,15 @@
 namespace tilewise::tools {
 namespace {
 
+using Files = AttentionFiles;
+
 /// What attention is given stands in `run`, and other operations take of it what they need.
 struct Options {
   AttentionRun run;
   std::vector<std::unique_ptr<const OperationRun>> by_schema;
   KvCacheFiles kv_cache;
   std::vector<const CLI::Option*> stated_by_problem;
-  const CLI::Option* of_functions = nullptr;  // their tables
+  std::vector<const CLI::Option*> of_functions;  // their tables, and a block mask's
 };
 
 /// The names of an enumeration's values, for an option check.
@@ -40,84 +45,116 @@ std::vector<std::string> names() {
   return {core::kNamesOf<Enum>.begin(), core::kNamesOf<Enum>.end()};
 }
 
+/// The group that a file's flag is listed in.
+const char* group_of(std::size_t place) {
+  if (Files::is_backward(place)) return "Backward";
+  if (Files::is_output(place)) return "Outputs";
+  return place <= Files::Role::place_of("v") ? "Inputs" : "Inputs that go with options";
+}
+
 void add_files(CLI::App& command, Options& options) {
-  for (std::size_t i = 0; i < kInputCount; ++i) {
-    command.add_option(kInputs[i].name, options.run.inputs[i], kInputs[i].help)
-        ->type_name("FILE.npy")
-        ->group(i <= kV     ? "Inputs"
-                : i < kDout ? "Inputs that go with options"
-                            : "Backward");
+  for (std::size_t i = 0; i < Files::kCount; ++i) {
+    if (!Files::is_file(i)) continue;
+    const std::string help(Files::kTensors[i].summary);
+    command.add_option(Files::flag(i), options.run.files.names[i], help)->type_name("FILE.npy")->group(group_of(i));
   }
-  options.of_functions =
+  options.of_functions.push_back(
       command.add_option("--table", options.run.tables, "table0, or with the next ones table1 and on")
           ->type_name("FILE.npy")
-          ->group("Inputs that go with options");
-  for (std::size_t i = 0; i < kOutputCount; ++i)
-    command.add_option(kOutputs[i].name, options.run.outputs[i], kOutputs[i].help)
-        ->type_name("FILE.npy")
-        ->group(i < kDq ? "Outputs" : "Backward");
+          ->group(group_of(Files::Role::place_of("bias"))));
+  constexpr std::array<const char*, operations::kBlockMaskTensors> kHelp{
+      "int32 [1 or batch_size, 1 or num_heads_q, rows of blocks]: how many blocks mask_mod is asked of",
+      "int32 [.., columns of blocks]: which ones; the others are hidden", "likewise of blocks that are visible whole",
+      "likewise"};
+  for (std::size_t i = 0; i < kHelp.size(); ++i)
+    options.of_functions.push_back(command.add_option(block_mask_flag(i), options.run.block_mask[i], kHelp[i])
+                                       ->type_name("FILE.npy")
+                                       ->group(group_of(Files::Role::place_of("bias"))));
 }
 
-/// Options that a problem text states as well, with which they exclude each other.
+/// Adds a flag that a problem text states as well, with which it excludes.
+CLI::Option* stated(Options& options, CLI::Option* option) {
+  options.stated_by_problem.push_back(option->group("Attention, where PROBLEM is not given"));
+  return option;
+}
+
+/// The flag of an option of attention, by its type.
+template <typename Value>
+void add_stated(CLI::App& command, Options& options, const std::string& flag, Value& target, const std::string& help) {
+  if constexpr (std::is_same_v<Value, bool>) {
+    stated(options, command.add_flag(flag, target, help));
+  } else {
+    CLI::Option* option = stated(options, command.add_option(flag, target, help));
+    if constexpr (std::is_same_v<Value, std::string>)
+      option->type_name("EXPRESSION");
+    else if constexpr (std::is_same_v<Value, std::int64_t>)
+      with_check(option, integer_between(target));  // the default is the least
+    else if constexpr (std::is_same_v<Value, std::optional<std::int64_t>>)
+      with_check(option, integer_between(0));
+    else
+      with_check(option, any_number());
+  }
+}
+
 void add_attention_options(CLI::App& command, Options& options) {
-  AttentionOptions& attention = options.run.options;
-  const auto add = [&](const char* name, auto& target, const char* help, const CLI::Validator& check) {
-    options.stated_by_problem.push_back(
-        with_check(command.add_option(name, target, help), check)->group("Attention, where PROBLEM is not given"));
+  AttentionRun& run = options.run;
+  const auto add_name = [&](const char* flag, std::string& target, const char* help, std::vector<std::string> names) {
+    with_check(stated(options, command.add_option(flag, target, help)), one_of(std::move(names)));
   };
-  const auto add_flag = [&](const char* name, bool& target, const char* help) {
-    options.stated_by_problem.push_back(
-        command.add_flag(name, target, help)->group("Attention, where PROBLEM is not given"));
-  };
-  add("--layout", options.run.layout, "order of the dimensions (default: bshd)", one_of(names<Layout>()));
+  add_name("--layout", run.layout, "order of the dimensions (default: bshd)", names<Layout>());
   std::vector<std::string> masks = names<Mask>();
   masks.emplace_back(kCausalTopLeft);
-  add("--mask", options.run.mask, "default: none", one_of(masks));
-  add("--alignment", options.run.alignment, "default: bottom_right", one_of(names<Alignment>()));
-  add("--window-left", attention.window_left, "keys visible left of the diagonal; -1: all", integer_between(-1));
-  add("--window-right", attention.window_right, "keys visible right of it; -1: all", integer_between(-1));
-  add("--softmax-scale", attention.softmax_scale, "default: 1/sqrt(head_dim)", any_number());
-  add("--softcap", attention.softcap, "0: off", any_number());
-  add("--dropout-p", attention.dropout_p, "in [0, 1)", any_number());
-  add("--max-seqlen-q", attention.max_seqlen_q, "layout thd; default: the longest", integer_between(0));
-  add("--max-seqlen-k", attention.max_seqlen_k, "layout thd; default: the longest", integer_between(0));
-  const auto add_function = [&](const char* name, std::string& target, const char* help) {
-    options.stated_by_problem.push_back(command.add_option(name, target, help)
-                                            ->type_name("EXPRESSION")
-                                            ->group("Attention, where PROBLEM is not given"));
+  add_name("--mask", run.mask, "default: none", masks);
+  add_name("--alignment", run.alignment, "default: bottom_right", names<Alignment>());
+  const auto add_field = [&](const auto& field) {
+    const auto member = operations::schema::member_in<ForwardArguments>(field.members);
+    if constexpr (operations::schema::kLengthOf<decltype(member)> > 0) {
+      auto& target = run.options.*operations::schema::get<0>(member).inner;
+      if constexpr (!std::is_enum_v<std::remove_reference_t<decltype(target)>>)
+        if (!field.summary.empty())
+          add_stated(command, options, flag_of(field.packed_key), target, std::string(field.summary));
+    }
   };
-  add_function("--score-mod", attention.score_mod, "makes a score of score, b, h, q_idx, kv_idx and tables");
-  add_function("--mask-mod", attention.mask_mod, "says of b, h, q_idx, kv_idx and tables whether a key is visible");
-  add_flag("--deterministic", attention.deterministic, "dq, dbias and dsink bit-reproducible too");
-  add_flag("--batch-invariant", attention.batch_invariant, "no sequence depends on the rest of the batch");
-  with_check(command.add_option("--seed", attention.seed, "seed of the dropout"), unsigned_integer());
-  with_check(command.add_option("--offset", attention.offset, "offset of the dropout"), unsigned_integer());
+  operations::schema::apply([&](const auto&... fields) { (add_field(fields), ...); },
+                            operations::attention::kSchema.fields);
+  const auto add_size = [&](const char* flag, std::int64_t& target, const char* help) {
+    with_check(stated(options, command.add_option(flag, target, help)), integer_between(1));
+  };
+  add_size("--block-rows", run.options.block_rows, "queries of a block of the block mask; default: 128");
+  add_size("--block-keys", run.options.block_keys, "its keys; default: 128");
+  with_check(command.add_option("--seed", run.options.seed, "seed of the dropout"), unsigned_integer());
+  with_check(command.add_option("--offset", run.options.offset, "offset of the dropout"), unsigned_integer());
 }
 
-/// Refuses what another operation has no use for: inputs, outputs and options of attention but those that are named.
-void refuse_others(const Options& given, std::string_view chosen_by, const std::vector<std::size_t>& inputs,
-                   const std::vector<std::size_t>& outputs, const std::vector<std::string_view>& options) {
+/// Refuses what another operation has no use for: files and options of attention but those that are named.
+void refuse_others(const Options& given, std::string_view chosen_by, const std::vector<Files::Role>& files,
+                   const std::vector<std::string_view>& options) {
   const auto refuse = [chosen_by](std::string_view name) {
     core::invalid_argument(chosen_by, ": excludes ", name, " (got both)");
   };
-  const auto has = [](const auto& list, const auto& value) { return std::ranges::find(list, value) != list.end(); };
-  for (std::size_t i = 0; i < kInputCount; ++i)
-    if (!given.run.inputs[i].empty() && !has(inputs, i)) refuse(kInputs[i].name);
-  if (given.of_functions->count() > 0) refuse(given.of_functions->get_name());
-  for (std::size_t i = 0; i < kOutputCount; ++i)
-    if (!given.run.outputs[i].empty() && !has(outputs, i)) refuse(kOutputs[i].name);
-  for (const CLI::Option* option : given.stated_by_problem)
-    if (option->count() > 0 && !has(options, std::string_view(option->get_name()))) refuse(option->get_name());
+  for (std::size_t i = 0; i < Files::kCount; ++i) {
+    const auto is_it = [i](const Files::Role& role) { return role.place == i; };
+    if (!given.run.files.names[i].empty() && std::ranges::none_of(files, is_it)) refuse(Files::flag(i));
+  }
+  const auto takes = [&](const CLI::Option& option) {
+    return std::ranges::find(options, std::string_view(option.get_name())) != options.end();
+  };
+  for (const auto* given_options : {&given.of_functions, &given.stated_by_problem})
+    for (const CLI::Option* option : *given_options)
+      if (option->count() > 0 && !takes(*option)) refuse(option->get_name());
 }
 
 void run_kv_cache_files(const Options& given) {
-  refuse_others(given, "--k-cache", {kQ, kK, kV, kAlibiSlopes, kSink, kCuSeqlensQ}, {kOut, kLse},
+  refuse_others(given, "--k-cache",
+                {"q", "k", "v", "alibi_slopes", "sink", "key_indices", "cu_seqlens_q", "out", "softmax_lse"},
                 {"--mask", "--window-left", "--window-right", "--softmax-scale", "--softcap", "--max-seqlen-q",
-                 "--batch-invariant"});
-  const auto& in = given.run.inputs;
-  run_kv_cache({given.kv_cache, in[kQ], in[kK], in[kV], in[kAlibiSlopes], in[kSink], in[kCuSeqlensQ],
-                given.run.outputs[kOut], given.run.outputs[kLse], given.run.problem_words, given.run.options,
-                given.run.mask, given.run.implementation, given.run.threads});
+                 "--batch-invariant", "--score-mod", "--mask-mod", "--table", "--block-counts", "--block-indices",
+                 "--full-block-counts", "--full-block-indices", "--block-rows", "--block-keys"});
+  const Files& files = given.run.files;
+  run_kv_cache({given.kv_cache, files["q"], files["k"], files["v"], files["alibi_slopes"], files["sink"],
+                files["key_indices"], files["cu_seqlens_q"], files["out"], files["softmax_lse"],
+                given.run.problem_words, given.run.options, given.run.tables, given.run.block_mask, given.run.mask,
+                given.run.implementation, given.run.threads});
 }
 
 void run_given(const Options& given) {
@@ -135,8 +172,8 @@ void run_given(const Options& given) {
   for (const CLI::Option* option : given.kv_cache.all)
     if (option->count() > 0 && !steps) core::invalid_argument(option->get_name(), ": needs --k-cache (got none)");
   if (steps) return run_kv_cache_files(given);
-  for (const std::size_t i : {kQ, kK, kV})
-    if (given.run.inputs[i].empty()) core::invalid_argument(kInputs[i].name, " is required");
+  for (const Files::Role role : {Files::Role("q"), Files::Role("k"), Files::Role("v")})
+    if (given.run.files[role].empty()) core::invalid_argument(Files::flag(role), " is required");
   run_attention(given.run);
 }
 

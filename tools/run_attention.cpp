@@ -25,9 +25,12 @@ namespace {
 /// Instead of a file's name: standard input for one input, standard output for one result.
 constexpr const char* kStandardStream = "-";
 
-using Arrays = std::array<Array, kInputCount>;
+using Files = AttentionFiles;
+/// Inputs as they were read, and outputs once they are made.
+using Arrays = std::array<Array, Files::kCount>;
 
-AttentionOptions attention_options(const AttentionRun& given, const Arrays& inputs, std::span<const Array> tables) {
+/// `block_mask`: what a problem's text says of it.
+AttentionOptions stated_options(const AttentionRun& given, BlockMaskShape& block_mask) {
   AttentionOptions options;
   if (given.problem_words.empty()) {
     options = given.options;
@@ -40,20 +43,12 @@ AttentionOptions attention_options(const AttentionRun& given, const Arrays& inpu
       core::invalid_argument("--alignment: must be top_left with --mask causal_top_left (got ", given.alignment, ")");
     }
   } else {
-    options = operations::attention::stated_options(parse_problem(single_problem(given.problem_words)));
+    const Problem stated = parse_problem(single_problem(given.problem_words));
+    block_mask = stated.block_mask;
+    options = operations::attention::stated_options(stated);
     options.seed = given.options.seed;
     options.offset = given.options.offset;
   }
-  options.bias = inputs[kBias].view();
-  options.alibi_slopes = inputs[kAlibiSlopes].view();
-  options.sink = inputs[kSink].view();
-  options.cu_seqlens_q = inputs[kCuSeqlensQ].view();
-  options.cu_seqlens_k = inputs[kCuSeqlensK].view();
-  options.seqused_q = inputs[kSequsedQ].view();
-  options.seqused_k = inputs[kSequsedK].view();
-  options.leftpad_k = inputs[kLeftpadK].view();
-  options.seed_and_offset = inputs[kSeedAndOffset].view();
-  for (const Array& table : tables) options.tables.push_back(table.view());
   return options;
 }
 
@@ -61,12 +56,8 @@ AttentionOptions attention_options(const AttentionRun& given, const Arrays& inpu
 void check_stated_problem(const AttentionRun& given, const Problem& described) {
   if (given.problem_words.empty()) return;
   Problem stated = parse_problem(single_problem(given.problem_words));
-  stated.softmax_lse = described.softmax_lse;
-  stated.dq = described.dq;
-  stated.dk = described.dk;
-  stated.dv = described.dv;
-  stated.dbias = described.dbias;
-  stated.dsink = described.dsink;
+  for (const auto& tensor : Files::kTensors)
+    if (tensor.access == core::Access::write && tensor.given != nullptr) stated.*tensor.given = described.*tensor.given;
   check_agrees(stated, described, "the files and --dout");
 }
 
@@ -92,48 +83,51 @@ void check_outputs_differ(const AttentionRun& given) {
   const auto same = [](const std::string& a, const std::string& b) {
     return a == kStandardStream || b == kStandardStream ? a == b : same_file(a, b);
   };
-  for (std::size_t i = 0; i < kOutputCount; ++i) {
-    if (given.outputs[i].empty()) continue;
+  const auto& names = given.files.names;
+  for (std::size_t i = 0; i < Files::kCount; ++i) {
+    if (!Files::is_output(i) || names[i].empty()) continue;
     for (std::size_t other = 0; other < i; ++other) {
-      if (given.outputs[other].empty() || !same(given.outputs[i], given.outputs[other])) continue;
-      core::invalid_argument(kOutputs[i].name, ": must name another file than ", kOutputs[other].name, " (got '",
-                             given.outputs[i], "')");
+      if (!Files::is_output(other) || names[other].empty() || !same(names[i], names[other])) continue;
+      core::invalid_argument(Files::flag(i), ": must name another file than ", Files::flag(other), " (got '", names[i],
+                             "')");
     }
   }
 }
 
 /// An array is no text, and only one can be read from a stream.
 void check_standard_streams(const AttentionRun& given) {
-  const char* reader = nullptr;
-  for (std::size_t i = 0; i < kInputCount; ++i) {
-    if (given.inputs[i] != kStandardStream) continue;
-    const char* name = kInputs[i].name;
-    if (reader) core::invalid_argument(name, ": must name a file where ", reader, " is standard input (got '-')");
-    if (isatty(STDIN_FILENO) == 1) core::invalid_argument(name, ": must be a file or a pipe (got '-', a terminal)");
-    reader = name;
-  }
-  for (std::size_t i = 0; i < kOutputCount; ++i) {
-    if (given.outputs[i] == kStandardStream && isatty(STDOUT_FILENO) == 1) {
-      core::invalid_argument(kOutputs[i].name, ": must be a file or a pipe (got '-', a terminal)");
+  std::string reader;
+  for (std::size_t i = 0; i < Files::kCount; ++i) {
+    if (given.files.names[i] != kStandardStream) continue;
+    const std::string flag = Files::flag(i);
+    const int stream = Files::is_output(i) ? STDOUT_FILENO : STDIN_FILENO;
+    if (!Files::is_output(i)) {
+      if (!reader.empty())
+        core::invalid_argument(flag, ": must name a file where ", reader, " is standard input (got '-')");
+      reader = flag;
     }
+    if (isatty(stream) == 1) core::invalid_argument(flag, ": must be a file or a pipe (got '-', a terminal)");
   }
 }
 
 void check_files(const AttentionRun& given) {
+  const Files& files = given.files;
+  const std::string dout = Files::flag("dout");
   bool any_output = false;
-  for (std::size_t i = 0; i < kOutputCount; ++i) {
-    any_output = any_output || !given.outputs[i].empty();
-    if (i >= kDq && !given.outputs[i].empty() && given.inputs[kDout].empty()) {
-      core::invalid_argument(kOutputs[i].name, ": needs --dout (got none)");
-    }
+  for (std::size_t i = 0; i < Files::kCount; ++i) {
+    if (files.names[i].empty() || !Files::is_output(i)) continue;
+    any_output = true;
+    if (Files::is_backward(i) && files["dout"].empty())
+      core::invalid_argument(Files::flag(i), ": needs ", dout, " (got none)");
   }
   if (!any_output) core::invalid_argument("--out: must name a file to write, or another output (got none)");
-  if (given.inputs[kDout].empty() && !given.inputs[kDlse].empty()) {
-    core::invalid_argument("--dlse: needs --dout (got none)");
+  if (files["dout"].empty() && !files["dlse"].empty()) core::invalid_argument("--dlse: needs ", dout, " (got none)");
+  for (std::size_t i = 0; i < Files::kCount; ++i) {
+    if (files.names[i].empty() || Files::kTensors[i].like.empty()) continue;
+    const std::size_t input = Files::Role::place_of(Files::kTensors[i].like);
+    if (files.names[input].empty())
+      core::invalid_argument(Files::flag(i), ": needs ", Files::flag(input), " (got none)");
   }
-  for (const auto& [gradient, input] : {std::pair{kDbias, kBias}, std::pair{kDsink, kSink}})
-    if (!given.outputs[gradient].empty() && given.inputs[input].empty())
-      core::invalid_argument(kOutputs[gradient].name, ": needs ", kInputs[input].name, " (got none)");
   check_outputs_differ(given);
   check_standard_streams(given);
 }
@@ -144,67 +138,69 @@ Array read_input(const std::string& name) {
 
 /// Where what is said of the call goes: not among an array's bytes.
 std::ostream& report(const AttentionRun& given) {
-  const bool taken = std::ranges::find(given.outputs, kStandardStream) != given.outputs.end();
+  bool taken = false;
+  for (std::size_t i = 0; i < Files::kCount; ++i)
+    taken |= Files::is_output(i) && given.files.names[i] == kStandardStream;
   return taken ? std::cerr : std::cout;
 }
 
-void write_outputs(const AttentionRun& given, const std::array<Array, kOutputCount>& outputs) {
-  for (std::size_t i = 0; i < kOutputCount; ++i) {
-    if (given.outputs[i].empty()) continue;
-    if (given.outputs[i] == kStandardStream) {
-      write_npy(std::cout, outputs[i].view());  // main() sees to a failure
+void write_outputs(const AttentionRun& given, const Arrays& arrays) {
+  for (std::size_t i = 0; i < Files::kCount; ++i) {
+    const std::string& name = given.files.names[i];
+    if (!Files::is_output(i) || name.empty()) continue;
+    if (name == kStandardStream) {
+      write_npy(std::cout, arrays[i].view());  // main() sees to a failure
     } else {
-      write_npy(given.outputs[i], outputs[i].view());
+      write_npy(name, arrays[i].view());
     }
-    report(given) << given.outputs[i] << ": " << describe(outputs[i].view()) << '\n';
+    report(given) << name << ": " << describe(arrays[i].view()) << '\n';
   }
+}
+
+template <typename Arguments>
+Arguments arguments_of(const AttentionOptions& options, const Arrays& arrays, std::span<const Array> tables) {
+  Arguments arguments;
+  arguments.options = options;
+  operations::schema::for_each_member<operations::attention::kSchema>(
+      arguments, [&](std::size_t place, TensorView& view) { view = arrays[place].view(); });
+  for (const Array& table : tables) arguments.options.tables.push_back(table.view());
+  return arguments;
+}
+
+/// Like its input.
+Array make_gradient(std::size_t place, const Arrays& arrays) {
+  return zeros_like(arrays[Files::Role::place_of(Files::kTensors[place].name.substr(1))].view(), Files::flag(place));
 }
 
 }  // namespace
 
 void run_attention(const AttentionRun& given) {
   check_files(given);
-  Arrays inputs;
-  for (std::size_t i = 0; i < kInputCount; ++i)
-    if (!given.inputs[i].empty()) inputs[i] = read_input(given.inputs[i]);
+  Arrays arrays;
+  for (std::size_t i = 0; i < Files::kCount; ++i)
+    if (!Files::is_output(i) && !given.files.names[i].empty()) arrays[i] = read_input(given.files.names[i]);
   std::vector<Array> tables;
   for (const std::string& name : given.tables) tables.push_back(read_npy(name));
   set_num_threads(given.threads);
   const SelectOptions select{given.implementation};
-  const bool backward = inputs[kDout].defined();
+  const auto array = [&arrays](Files::Role role) -> Array& { return arrays[role.place]; };
+  const bool backward = array("dout").defined();
 
-  std::array<Array, kOutputCount> outputs;
-  ForwardArguments forward;
-  forward.options = attention_options(given, inputs, tables);
-  forward.q = inputs[kQ].view();
-  forward.k = inputs[kK].view();
-  forward.v = inputs[kV].view();
-  outputs[kOut] = make_out(forward.q, forward.v);
-  forward.out = outputs[kOut].view();
-  if (backward || !given.outputs[kLse].empty()) {
-    outputs[kLse] = make_lse(forward.q, forward.options.layout);
-    forward.softmax_lse = outputs[kLse].view();
-  }
+  BlockMaskShape stated_mask;
+  AttentionOptions options = stated_options(given, stated_mask);
+  const std::vector<Array> block_mask = take_block_mask(given.block_mask, stated_mask, "a block mask", options);
+  array("out") = make_out(array("q").view(), array("v").view());
+  if (backward || !given.files["softmax_lse"].empty())
+    array("softmax_lse") = make_lse(array("q").view(), options.layout);
+  const auto forward = arguments_of<ForwardArguments>(options, arrays, tables);
   const Problem forward_problem = describe(forward);
   if (!backward) check_stated_problem(given, forward_problem);
   BackwardArguments gradients;
   if (backward) {
-    const std::array<Input, kOutputCount> likes = {kQ, kQ, kQ, kK, kV, kBias, kSink};
-    for (std::size_t i = kDq; i < kOutputCount; ++i)
-      if (!given.outputs[i].empty()) outputs[i] = zeros_like(inputs[likes[i]].view(), kOutputs[i].name);
-    gradients = {inputs[kDout].view(),
-                 inputs[kDlse].view(),
-                 forward.q,
-                 forward.k,
-                 forward.v,
-                 forward.out,
-                 forward.softmax_lse,
-                 outputs[kDq].view(),
-                 outputs[kDk].view(),
-                 outputs[kDv].view(),
-                 outputs[kDbias].view(),
-                 outputs[kDsink].view(),
-                 forward.options};
+    for (std::size_t i = 0; i < Files::kCount; ++i)
+      if (Files::is_output(i) && Files::is_backward(i) && !given.files.names[i].empty())
+        arrays[i] = make_gradient(i, arrays);
+    gradients = arguments_of<BackwardArguments>(options, arrays, tables);
     check_stated_problem(given, describe(gradients));
   }
   const Plan forward_plan = plan(forward_problem, select);
@@ -215,7 +211,7 @@ void run_attention(const AttentionRun& given) {
     print_plan(report(given), backward_plan);
     run(backward_plan, gradients);
   }
-  write_outputs(given, outputs);
+  write_outputs(given, arrays);
 }
 
 }  // namespace tilewise::tools

@@ -2,6 +2,7 @@
 // go to.
 #pragma once
 
+#include <algorithm>
 #include <iosfwd>
 #include <string>
 #include <string_view>
@@ -12,6 +13,13 @@
 #include "tilewise/plan.hpp"
 
 namespace tilewise::tools {
+
+/// "--softmax-lse"
+[[nodiscard]] inline std::string flag_of(std::string_view name) {
+  std::string flag = core::concat("--", name);
+  std::ranges::replace(flag, '_', '-');
+  return flag;
+}
 
 /// read_npy() of a file that `option` names. `with` is the option that chose the operation, which knows no standard
 /// streams. Throws Error.

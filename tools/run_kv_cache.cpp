@@ -2,17 +2,20 @@
 #include "run_kv_cache.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <iostream>
+#include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "array.hpp"
 #include "console.hpp"
 #include "core/message.hpp"
 #include "operations/kv_cache/kv_cache.hpp"
-#include "operations/kv_cache/rules.hpp"
-#include "operations/kv_cache/schema.hpp"
 #include "option_checks.hpp"
 #include "run_files.hpp"
 
@@ -22,36 +25,6 @@ namespace {
 using core::invalid_argument;
 
 constexpr std::string_view kWith = "--k-cache";  // chooses the operation
-
-struct TensorOption {
-  const char *name, *help;
-};
-/// Those that attention does not have, in the order of views_of().
-constexpr std::array<TensorOption, KvCacheFiles::kTensorCount> kTensors = {{
-    {"--cache-seqlens", "int32 [batch_size]: places in use before the new keys"},
-    {"--block-table", "int32 [batch_size, max_pages_per_seq]: the caches are paged"},
-    {"--cache-batch-idx", "int32 [batch_size]: which sequence of the cache"},
-    {"--cache-leftpad", "int32 [batch_size]: places to skip at the start"},
-    {"--slots", "int32 or int64, without --q: where each new token goes; -1: nowhere"},
-    {"--rotary-cos", "f32 or the dtype of q, [rows, rotary_dim / 2]"},
-    {"--rotary-sin", "likewise"},
-    {"--rotary-seqlens", "int32 [batch_size]: positions of the first new keys"},
-    {"--cu-seqlens-k-new", "int32 [batch_size + 1]: where packed new keys start"},
-    {"--k-scale", "f32, of caches in fp8: of one element, each head, sequence or token"},
-    {"--v-scale", "likewise"},
-}};
-
-/// Where the tensors of kTensors go. Structured bindings name every member, so that a new one does not compile until it
-/// is looked at here.
-std::array<TensorView*, kTensors.size()> views_of(KvCacheOptions& o) {
-  [[maybe_unused]] auto& [rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, rotary_offset, cache_seqlens,
-                          cache_seqlen, cache_batch_idx, cache_leftpad, block_table, slots, cu_seqlens_q, max_seqlen_q,
-                          cu_seqlens_k_new, max_seqlen_k_new, head_dim_v, k_scale, v_scale, k_scale_value,
-                          v_scale_value, mask, window_left, window_right, softmax_scale, softcap, alibi_slopes, sink,
-                          num_splits, batch_invariant] = o;
-  return {&cache_seqlens, &block_table,    &cache_batch_idx,  &cache_leftpad, &slots,  &rotary_cos,
-          &rotary_sin,    &rotary_seqlens, &cu_seqlens_k_new, &k_scale,       &v_scale};
-}
 
 Array read(std::string_view option, const std::string& file) {
   return file.empty() ? Array() : read_named(option, file, kWith);
@@ -64,29 +37,13 @@ TensorView cache_view(const Array& array) {
   return view;
 }
 
-/// The options that a problem states: all that are no tensors and no numbers in their place.
-void set_stated_options(KvCacheOptions& options, const KvCacheProblem& p) {
-  options.mask = p.mask;
-  options.window_left = p.window_left;
-  options.window_right = p.window_right;
-  options.softmax_scale.reset();
-  options.softcap = p.softcap;
-  options.num_splits = p.num_splits;
-  options.batch_invariant = p.batch_invariant;
-  options.rotary_interleaved = p.rotary_interleaved;
-  options.rotary_offset = p.rotary_offset;
-  if (p.mla) options.head_dim_v = p.head_dim_v;
-  const bool alone = operations::kv_cache::appends_alone(p);
-  if (!alone) options.softmax_scale = p.softmax_scale;
-  if (!operations::kv_cache::is_packed(p)) return;
-  if (!alone) options.max_seqlen_q = p.seqlen_q;
-  if (p.append) options.max_seqlen_k_new = p.seqlen_k_new;
-}
-
 KvCacheOptions options_of(const KvCacheRun& run) {
   KvCacheOptions options = run.files.options;
   if (!run.problem_words.empty()) {
-    set_stated_options(options, parse_problem(single_problem(run.problem_words)));
+    options = operations::kv_cache::stated_options(parse_problem(single_problem(run.problem_words)));
+    options.cache_seqlen = run.files.options.cache_seqlen;
+    options.k_scale_value = run.files.options.k_scale_value;
+    options.v_scale_value = run.files.options.v_scale_value;
     return options;
   }
   const AttentionOptions& attention = run.attention;
@@ -97,7 +54,18 @@ KvCacheOptions options_of(const KvCacheRun& run) {
   options.softcap = attention.softcap;
   options.max_seqlen_q = attention.max_seqlen_q;
   options.batch_invariant = attention.batch_invariant;
+  options.score_mod = attention.score_mod;
+  options.mask_mod = attention.mask_mod;
+  options.block_rows = attention.block_rows;
+  options.block_keys = attention.block_keys;
   return options;
+}
+
+/// What a problem's text says of it, if there is one.
+BlockMaskShape stated_block_mask(const KvCacheRun& run) {
+  if (run.problem_words.empty()) return {};
+  const KvCacheProblem stated = parse_problem(single_problem(run.problem_words));
+  return stated.block_mask;
 }
 
 /// A problem text must say what the arrays say; whether --lse is wanted is the files' business.
@@ -169,7 +137,10 @@ void refuse_without_queries(const KvCacheRun& run) {
                                      {"--lse", run.lse},
                                      {"--alibi-slopes", run.alibi_slopes},
                                      {"--sink", run.sink},
-                                     {"--cu-seqlens-q", run.cu_seqlens_q}}) {
+                                     {"--key-indices", run.key_indices},
+                                     {"--cu-seqlens-q", run.cu_seqlens_q},
+                                     {"--block-counts", run.block_mask[operations::kBlockCounts]},
+                                     {"--table", run.tables.empty() ? std::string() : run.tables.front()}}) {
     if (!file.empty()) invalid_argument(option, ": needs --q (got none)");
   }
 }
@@ -181,14 +152,17 @@ void add_kv_cache_files(CLI::App& command, KvCacheFiles& files) {
     files.all.push_back(option->group(kKvCacheGroup));
     return option;
   };
-  const auto add_file = [&](const char* name, std::string& target, const char* help) {
+  const auto add_file = [&](const std::string& name, std::string& target, const std::string& help) {
     keep(command.add_option(name, target, help))->type_name("FILE.npy");
   };
   add_file("--k-cache", files.k_cache,
            "attend over this cache of keys, and append --k and --v to it, instead of attention on --k; without --q "
            "append alone; fp8 e4m3 is kept as uint8");
   add_file("--v-cache", files.v_cache, "its values; without it they are the keys' first --head-dim-v columns");
-  for (std::size_t i = 0; i < kTensors.size(); ++i) add_file(kTensors[i].name, files.tensors[i], kTensors[i].help);
+  for (std::size_t place = 0; place < files.tensors.size(); ++place) {
+    const auto& tensor = KvCacheFiles::kTensors[place];
+    if (KvCacheFiles::is_own(place)) add_file(flag_of(tensor.name), files.tensors[place], std::string(tensor.summary));
+  }
   add_file("--k-cache-out", files.k_cache_out, "the keys after appending");
   add_file("--v-cache-out", files.v_cache_out, "the values after appending");
   add_file("--k-scale-out", files.k_scale_out, "scales for each token after appending");
@@ -215,24 +189,36 @@ void run_kv_cache(const KvCacheRun& run) {
   const Array q = read("--q", run.q), k = read("--k", run.k), v = read("--v", run.v),
               k_cache = read(kWith, files.k_cache), v_cache = read("--v-cache", files.v_cache),
               slopes = read("--alibi-slopes", run.alibi_slopes), sink = read("--sink", run.sink),
-              starts = read("--cu-seqlens-q", run.cu_seqlens_q);
-  std::array<Array, kTensors.size()> tensors;
-  KvCacheOptions options = options_of(run);
-  const auto views = views_of(options);
-  for (std::size_t i = 0; i < kTensors.size(); ++i) {
-    tensors[i] = read(kTensors[i].name, files.tensors[i]);
-    *views[i] = tensors[i].view();
-  }
+              indices = read("--key-indices", run.key_indices), starts = read("--cu-seqlens-q", run.cu_seqlens_q);
+  std::array<Array, KvCacheFiles::kTensors.size()> tensors;
+  KvCacheArguments arguments;
+  KvCacheOptions& options = arguments.options = options_of(run);
+  operations::schema::for_each_member<operations::kv_cache::kSchema>(arguments, [&](std::size_t place, auto& entries) {
+    if constexpr (std::is_same_v<decltype(entries), TensorView&>) {
+      if (!KvCacheFiles::is_own(place)) return;
+      tensors[place] = read(flag_of(KvCacheFiles::kTensors[place].name), files.tensors[place]);
+      entries = tensors[place].view();
+    }
+  });
   options.alibi_slopes = slopes.view();
   options.sink = sink.view();
+  options.key_indices = indices.view();
   options.cu_seqlens_q = starts.view();
+  std::vector<Array> tables;
+  for (const std::string& file : run.tables)
+    options.tables.push_back(tables.emplace_back(read("--table", file)).view());
+  const std::vector<Array> block_mask = take_block_mask(run.block_mask, stated_block_mask(run), kWith, options);
   Results results(kWith);
   if (run.q.empty()) {
     run_arguments(run, AppendKvArguments{cache_view(k_cache), cache_view(v_cache), k.view(), v.view(), options},
                   results);
     return;
   }
-  KvCacheArguments arguments{q.view(), cache_view(k_cache), cache_view(v_cache), k.view(), v.view(), {}, {}, options};
+  arguments.q = q.view();
+  arguments.k_cache = cache_view(k_cache);
+  arguments.v_cache = cache_view(v_cache);
+  arguments.k = k.view();
+  arguments.v = v.view();
   const Array out = make_out(arguments), lse = run.lse.empty() ? Array() : make_lse(q.view());
   arguments.out = out.view();
   arguments.softmax_lse = lse.view();

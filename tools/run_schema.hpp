@@ -37,13 +37,6 @@ struct CommonOptions {
   int threads = 0;
 };
 
-/// "--softmax-lse"
-[[nodiscard]] inline std::string flag_of(std::string_view name) {
-  std::string flag = core::concat("--", name);
-  std::ranges::replace(flag, '_', '-');
-  return flag;
-}
-
 /// What was given for a flag, in words.
 [[nodiscard]] inline std::vector<std::string> words_of(const CLI::App& command, const std::string& flag) {
   const CLI::Option* option = command.get_option_no_throw(flag);
@@ -83,21 +76,21 @@ class SchemaRun final : public OperationRun {
       if (command.get_option_no_throw(flag(tensor)) != nullptr) continue;
       const std::string help(tensor.summary);
       CLI::Option* option = command.add_option(flag(tensor), help)->group(group);
-      if (tensor.list.count == nullptr) {
-        option->type_name("FILE.npy");
-      } else {
+      if (tensor.is_list()) {
         option->delimiter(',')->expected(1, -1)->allow_extra_args(false)->type_name("FILE.npy,...");
+      } else {
+        option->type_name("FILE.npy");
       }
       own_.push_back(option);
     }
     const auto add_stated = [&](const auto& field) {
-      if constexpr (std::tuple_size_v<decltype(field.members)> > 0) {
+      if constexpr (operations::schema::kLengthOf<decltype(field.members)> > 0) {
         if (command.get_option_no_throw(flag_of(field.key)) != nullptr) return;
         const std::string help = core::concat(field.key, " of the problem");
         own_.push_back(command.add_option(flag_of(field.key), help)->type_name("WORD")->group(group));
       }
     };
-    std::apply([&](const auto&... fields) { (add_stated(fields), ...); }, Op::kSchema.fields);
+    operations::schema::apply([&](const auto&... fields) { (add_stated(fields), ...); }, Op::kSchema.fields);
     for_each_size([&](const Dimension& dimension) {
       if (command.get_option_no_throw(flag_of(dimension.name)) != nullptr) return;
       const std::string help = core::concat(dimension.name, " of the outputs, where PROBLEM is not given");
@@ -160,9 +153,9 @@ class SchemaRun final : public OperationRun {
     std::vector<std::string> known{"PROBLEM", "--implementation", "--threads", "--help"};
     for (const Tensor& tensor : kTensors) known.push_back(flag(tensor));
     const auto add_stated = [&known](const auto& field) {
-      if constexpr (std::tuple_size_v<decltype(field.members)> > 0) known.push_back(flag_of(field.key));
+      if constexpr (operations::schema::kLengthOf<decltype(field.members)> > 0) known.push_back(flag_of(field.key));
     };
-    std::apply([&](const auto&... fields) { (add_stated(fields), ...); }, Op::kSchema.fields);
+    operations::schema::apply([&](const auto&... fields) { (add_stated(fields), ...); }, Op::kSchema.fields);
     for_each_size([&known](const Dimension& dimension) { known.push_back(flag_of(dimension.name)); });
     for (const CLI::Option* option : command_.get_options()) {
       if (option->count() == 0 || std::ranges::count(known, option->get_name()) > 0) continue;
@@ -232,8 +225,8 @@ class SchemaRun final : public OperationRun {
     Arguments arguments;
     const auto state = [&](const auto& field) {
       const auto member = operations::schema::member_in<Arguments>(field.members);
-      if constexpr (std::tuple_size_v<decltype(member)> > 0) {
-        auto& value = arguments.*std::get<0>(member);
+      if constexpr (operations::schema::kLengthOf<decltype(member)> > 0) {
+        auto& value = arguments.*operations::schema::get<0>(member);
         if (stated) value = (*stated).*field.value;
         using core::read_word;
         if (const auto given = words_of(command_, flag_of(field.key)); !given.empty()) {
@@ -245,7 +238,7 @@ class SchemaRun final : public OperationRun {
         }
       }
     };
-    std::apply([&](const auto&... fields) { (state(fields), ...); }, Op::kSchema.fields);
+    operations::schema::apply([&](const auto&... fields) { (state(fields), ...); }, Op::kSchema.fields);
     return arguments;
   }
 

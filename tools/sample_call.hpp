@@ -2,6 +2,7 @@
 // measure.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -34,14 +35,14 @@ class SampleCall {
   [[nodiscard]] double bytes() const noexcept { return tensors_.bytes(); }
 
  private:
-  /// dtype none: the problem's.
-  TensorView add_data(bool query_side, std::int64_t heads, std::int64_t dim, bool random, std::string_view name,
-                      DType given_dtype = DType::none);
-  TensorView add_lse(std::string_view name);
-  TensorView add_cu_seqlens(std::int64_t total, std::int64_t longest, std::string_view name);
+  TensorView add(std::size_t place);
+  TensorView add_indices(const std::vector<std::int64_t>& sizes);
+  TensorView add_starts(std::int32_t length, std::string_view name);
   TensorView add_lengths(std::int32_t length, std::string_view name);
-  void make_options();
-  void make_gradients();
+  /// Of each sequence, as the tensor of this name counts them.
+  [[nodiscard]] std::int32_t length_of(std::string_view name) const;
+  [[nodiscard]] std::vector<TensorView> add_tables();
+  void add_block_mask();
 
   Problem problem_;
   RandomTensors tensors_;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tilewise/any_problem.hpp"
 #include "tilewise/error.hpp"
@@ -74,6 +75,11 @@ struct KvCacheProblem {
   bool softmax_lse = false;     ///< the caller wants it
   bool batch_invariant = false;
   bool unaligned = false;  ///< some row of a tensor does not start on 16 bytes; the cpu does not care: false there
+  std::string score_mod, mask_mod;  ///< canonical texts of expressions
+  std::vector<TableShape> tables;
+  std::int64_t top_k = 0;  ///< as AttentionProblem has them
+  bool key_indices_per_head = false;
+  BlockMaskShape block_mask{};  ///< of places of a sequence: rows and columns of blocks go up to the capacity
 
   friend bool operator==(const KvCacheProblem&, const KvCacheProblem&) = default;
 };
@@ -120,6 +126,14 @@ struct KvCacheOptions {
   TensorView sink;                      ///< f32 or the dtype of q, [num_heads_q]
   std::int64_t num_splits = 0;          ///< parts of the keys; 0: chosen from shapes and capacity
   bool batch_invariant = false;
+  /// As AttentionOptions has them, but of positions: q_idx is the key that the query stands at, bottom-right.
+  std::string score_mod, mask_mod;
+  std::vector<TensorView> tables;
+  TensorView key_indices;  ///< as AttentionOptions has them: places of a sequence, whatever its pages are
+  /// As AttentionOptions has them, but of positions: blocks are of as many places as the cache has of a sequence, both
+  /// ways.
+  std::vector<TensorView> block_mask;
+  std::int64_t block_rows = 128, block_keys = 128;
 };
 
 /// Caches, and scales per token, are changed in place where k is given. What is written must share no element with

@@ -65,6 +65,15 @@ struct AttentionOptions {
   std::string score_mod;  ///< text of docs/expressions.md that makes a score of score, b, h, q_idx, kv_idx; "": none
   std::string mask_mod;   ///< text that says of b, h, q_idx, kv_idx whether the key is visible; "": none
   std::vector<TensorView> tables;  ///< what both look up, table0 and on: 1 to 4 dimensions, any strides
+  /// Of attention_backward, written: gradients of tables of floats, each with its table's shape and dtype; undefined
+  /// ones, and those that are missing, are not wanted.
+  std::vector<TensorView> dtables;
+  TensorView key_indices;  ///< int32 [batch_size, seqlen_q, 1 or num_heads_k, top_k]: the only keys seen; -1: none
+  /// int32, which blocks of scores are visible, of each row of blocks: how many mask_mod is asked of, [1 or batch_size,
+  /// 1 or num_heads_q, rows of blocks], and which ones, [.., columns of blocks], in any order. Then the same two of
+  /// blocks that are visible whole, where there are any. Empty: every block is asked of.
+  std::vector<TensorView> block_mask;
+  std::int64_t block_rows = 128, block_keys = 128;  ///< queries and keys of a block, multiples of 16
 };
 
 /// What a problem says of a table: its element type and shape.
@@ -73,6 +82,14 @@ struct TableShape {
   int rank = 0;
   std::array<std::int64_t, 4> shape{};
   friend bool operator==(const TableShape&, const TableShape&) = default;
+};
+
+/// What a problem says of a block mask; rows 0: there is none.
+struct BlockMaskShape {
+  std::int64_t rows = 0, keys = 0;   ///< of a block
+  bool batch = false, head = false;  ///< whether it differs between sequences, and between query heads
+  bool full = false;                 ///< blocks that are visible whole are told apart
+  friend bool operator==(const BlockMaskShape&, const BlockMaskShape&) = default;
 };
 
 /// Which dimensions a bias really has; a false one is broadcast (size 1 in the tensor).
@@ -125,6 +142,10 @@ struct AttentionProblem {
   bool bias_unaligned = false;  ///< likewise of the bias, or its keys are not side by side
   std::string score_mod, mask_mod;  ///< canonical texts of expressions
   std::vector<TableShape> tables;
+  std::int64_t dtables = 0;           ///< backward: bit i: the gradient of table i is wanted
+  std::int64_t top_k = 0;             ///< key_indices of each query; 0: none, all keys are selected
+  bool key_indices_per_head = false;  ///< each key head has its own
+  BlockMaskShape block_mask{};
 
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };

@@ -5,30 +5,15 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string_view.h>
 
-#include <type_traits>
-
 #include "bindings.hpp"
 #include "operations/derived/description.hpp"
-#include "operations/list.hpp"
+#include "schema_calls.hpp"
 #include "torch_by_schema.hpp"
 
 namespace tilewise::python {
 namespace {
 
 using operations::schema::CallDescription, operations::schema::FieldDescription, operations::schema::TensorDescription;
-
-/// The KV cache step has a schema, and bindings by hand: its tensors are in a struct of options, in another order.
-template <typename Op>
-inline constexpr bool kIsBoundByHand = std::is_same_v<Op, operations::KvCache>;
-
-/// Calls visit.operator()<Op, Arguments>() for each kind of call of each such operation.
-template <typename Visit>
-void for_each_call(const Visit& visit) {
-  operations::All::for_each([&visit]<typename Op> {
-    if constexpr (requires { Op::kSchema; } && !kIsBoundByHand<Op>)
-      Op::Schema::for_each_call([&visit]<typename Arguments> { visit.template operator()<Op, Arguments>(); });
-  });
-}
 
 nb::dict described(const TensorDescription& tensor) {
   nb::dict words;
@@ -73,7 +58,7 @@ nb::dict described(const CallDescription& call) {
 /// As plain objects of Python, since what torch keeps would outlive classes of this module.
 nb::list described_calls() {
   nb::list calls;
-  for_each_call([&calls]<typename Op, typename Arguments> {
+  for_each_call_by_schema([&calls]<typename Op, typename Arguments> {
     calls.append(described(operations::schema::Describing<Op::kSchema>::template call<Arguments>()));
   });
   return calls;
@@ -83,7 +68,8 @@ nb::list described_calls() {
 
 std::vector<TorchOperator> operators_by_schema() {
   std::vector<TorchOperator> operators;
-  for_each_call([&operators]<typename Op, typename Arguments> { TorchBinding<Op, Arguments>::add_to(operators); });
+  for_each_call_by_schema(
+      [&operators]<typename Op, typename Arguments> { TorchBinding<Op, Arguments>::add_to(operators); });
   return operators;
 }
 
@@ -94,7 +80,7 @@ void bind_schemas(nb::module_& module) {
       .def_ro("shape", &Output::shape)
       .def_ro("sources", &Output::sources,
               "Of each size the input and the axis that it is of; -1: it is stated, -2: it follows from others.");
-  for_each_call([&module]<typename Op, typename Arguments> { CallBinding<Op, Arguments>::define(module); });
+  for_each_call_by_schema([&module]<typename Op, typename Arguments> { CallBinding<Op, Arguments>::define(module); });
   module.def("described_calls", &described_calls, nb::sig("def described_calls() -> list[dict[str, object]]"),
              "Every kind of call of the operations that are stated by a schema; see tilewise._calls.");
 }

@@ -52,7 +52,8 @@ class CallBinding {
 
   /// The member that holds tensor `place`, as its only one; or none.
   template <std::size_t place>
-  static constexpr auto kMember = operations::schema::member_in<Arguments>(std::get<place>(kSchema.arguments).members);
+  static constexpr auto kMember =
+      operations::schema::member_in<Arguments>(operations::schema::get<place>(kSchema.arguments).members);
 
   /// The places of tensors that such calls have.
   template <std::size_t... places>
@@ -62,7 +63,7 @@ class CallBinding {
   template <std::size_t place>
   static constexpr auto place_if_there() {
     constexpr auto kFound = kMember<place>;
-    if constexpr (std::tuple_size_v<std::remove_const_t<decltype(kFound)>> > 0)
+    if constexpr (operations::schema::kLengthOf<std::remove_const_t<decltype(kFound)>> > 0)
       return std::tuple<std::integral_constant<std::size_t, place>>();
     else
       return std::tuple<>();
@@ -70,7 +71,7 @@ class CallBinding {
 
   template <std::size_t place>
   static constexpr bool is_list() {
-    return operations::schema::kTensors<kSchema>[place].list.count != nullptr;
+    return operations::schema::kTensors<kSchema>[place].is_list();
   }
   template <std::size_t place>
   using Given = std::conditional_t<is_list<place>(), const std::vector<const Array*>&, const Array*>;
@@ -106,7 +107,7 @@ class CallBinding {
   static auto argument() {
     constexpr const auto& kTensor = operations::schema::kTensors<kSchema>[place];
     constexpr bool kLater = planned && kTensor.access_in(kCall) == core::Access::write;
-    if constexpr (kTensor.list.count == nullptr && (kTensor.may_be_absent() || kLater))
+    if constexpr (!kTensor.is_list() && (kTensor.may_be_absent() || kLater))
       return nb::arg(kTensor.name.data()).none();
     else
       return nb::arg(kTensor.name.data());
@@ -117,9 +118,11 @@ class CallBinding {
   static Arguments arguments_of(std::tuple<Places...> /*places*/, const std::tuple<Values...>& stated,
                                 Given<Places::value>... given) {
     Arguments arguments;
-    (take(arguments.*std::get<0>(kMember<Places::value>), given), ...);
+    (take(arguments.*operations::schema::get<0>(kMember<Places::value>), given), ...);
     [&]<std::size_t... n>(std::index_sequence<n...>) {
-      (state(arguments.*std::get<n>(kStated).second, std::get<n>(kStated).first, std::get<n>(stated)), ...);
+      (state(arguments.*operations::schema::get<n>(kStated).second, operations::schema::get<n>(kStated).first,
+             std::get<n>(stated)),
+       ...);
     }(std::make_index_sequence<sizeof...(Values)>());
     operations::schema::read_bytes<kSchema>(arguments);
     return arguments;
@@ -127,7 +130,7 @@ class CallBinding {
 
   template <typename... Places, typename... Members>
   static void define_run(nb::module_& module, std::tuple<Places...> /*places*/,
-                         const std::tuple<std::pair<std::string_view, Members>...>& fields) {
+                         const operations::schema::Pack<std::pair<std::string_view, Members>...>& fields) {
     const auto run = [](Given<Places::value>... given,
                         Stated<typename operations::schema::MemberOf<Members>::Value>... stated,
                         const std::string& implementation, int torch_threads, std::uintptr_t stream) {
@@ -137,7 +140,7 @@ class CallBinding {
       core::run_call<Op>(typename Op::Call(arguments), {implementation}, reinterpret_cast<void*>(stream), nullptr);
     };
     const Arguments fresh;
-    std::apply(
+    operations::schema::apply(
         [&](const auto&... field) {
           module.def(kName.data(), run, argument<Places::value>()...,
                      (nb::arg(field.first.data()) = default_of(fresh.*field.second))..., nb::arg("implementation") = "",
@@ -149,7 +152,7 @@ class CallBinding {
 
   template <typename... Places, typename... Members>
   static void define_outputs(nb::module_& module, std::tuple<Places...> /*places*/,
-                             const std::tuple<std::pair<std::string_view, Members>...>& fields) {
+                             const operations::schema::Pack<std::pair<std::string_view, Members>...>& fields) {
     const auto plan = [](Given<Places::value>... given,
                          Stated<typename operations::schema::MemberOf<Members>::Value>... stated,
                          const nb::dict& choices) {
@@ -157,7 +160,7 @@ class CallBinding {
       return outputs_of(typename Op::Call(arguments), chosen_of(choices));
     };
     const Arguments fresh;
-    std::apply(
+    operations::schema::apply(
         [&](const auto&... field) {
           module.def((std::string(kName) + "_outputs").c_str(), plan, argument<Places::value, true>()...,
                      (nb::arg(field.first.data()) = default_of(fresh.*field.second))...,

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <exception>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "bindings.hpp"
 #include "core/num_threads.hpp"
 #include "core/spelling.hpp"
+#include "core/thrown.hpp"
 #include "interrupts.hpp"
 #include "jit/search_paths.hpp"
 #include "tilewise/attention.hpp"
@@ -39,6 +41,11 @@ void translate(const std::exception_ptr& exception, void* /*payload*/) {
     std::rethrow_exception(exception);
   } catch (const tilewise::Error& error) {
     PyErr_SetString(exception_type(error.code()), error.what());
+  } catch (const std::exception&) {
+    throw;  // nanobind knows what each of them is in Python
+  } catch (...) {
+    const tilewise::core::Thrown thrown = tilewise::core::describe_thrown(exception);
+    PyErr_SetString(thrown.is_out_of_memory ? PyExc_MemoryError : PyExc_RuntimeError, thrown.message.c_str());
   }
 }
 

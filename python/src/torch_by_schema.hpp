@@ -43,7 +43,7 @@ class TorchBinding {
   static constexpr auto kAllChoices = operations::schema::output_choices<kSchema, Arguments>();
   static constexpr std::span kChoices = std::span(kAllChoices).first(operations::schema::count_of(kAllChoices));
 
-  [[nodiscard]] static constexpr bool is_list(std::size_t place) { return kTensors[place].list.count != nullptr; }
+  [[nodiscard]] static constexpr bool is_list(std::size_t place) { return kTensors[place].is_list(); }
   [[nodiscard]] static constexpr bool is_output(std::size_t place) {
     return kHas[place] && kTensors[place].access_in(kCall) == core::Access::write;
   }
@@ -61,7 +61,7 @@ class TorchBinding {
   template <typename Value>
   using Raw = std::conditional_t<std::is_arithmetic_v<Value>, Value, torch_shim::String>;
   template <typename... Members>
-  static auto raw_of(const std::tuple<std::pair<std::string_view, Members>...>&)
+  static auto raw_of(const operations::schema::Pack<std::pair<std::string_view, Members>...>&)
       -> std::tuple<Raw<typename operations::schema::MemberOf<Members>::Value>...>;
   using RawValues = decltype(raw_of(kStated));
 
@@ -179,7 +179,9 @@ class TorchBinding {
   static Arguments arguments_of(const Values& values) {
     Arguments arguments;
     [&]<std::size_t... n>(std::index_sequence<n...>) {
-      (state(arguments.*std::get<n>(kStated).second, std::get<n>(kStated).first, std::get<n>(values.stated)), ...);
+      (state(arguments.*operations::schema::get<n>(kStated).second, operations::schema::get<n>(kStated).first,
+             std::get<n>(values.stated)),
+       ...);
     }(std::make_index_sequence<std::tuple_size_v<RawValues>>());
     operations::schema::for_each_member<kSchema>(arguments, [&](std::size_t place, auto& entries) {
       if (!is_given<into>(place)) return;

@@ -1,13 +1,17 @@
 // Schemas and kernels of the KV cache step's torch operators. Both caches and the scales are declared as mutated:
 // scales per token are, where keys are appended.
 #include <algorithm>
-#include <optional>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <vector>
 
+#include "core/message.hpp"
 #include "operations/kv_cache/kv_cache.hpp"
 #include "outputs.hpp"
+#include "schema_options.hpp"
 #include "torch_kernel.hpp"
+#include "torch_options.hpp"
 #include "torch_shim.hpp"
 #include "torch_stack.hpp"
 
@@ -17,85 +21,51 @@ namespace {
 namespace shim = torch_shim;
 
 constexpr const char* kCaches = "Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor(c!)? k_scale, Tensor(d!)? v_scale";
-constexpr const char* kPlaces =
-    "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? rotary_seqlens, Tensor? cache_seqlens, Tensor? cache_batch_idx, "
-    "Tensor? cache_leftpad, Tensor? block_table, Tensor? slots, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k_new, "
-    "Tensor? alibi_slopes, Tensor? sink";
-// Without defaults: torch leaves trailing ones out where it calls kernels in Python.
-constexpr const char* kAttendNumbers =
-    "bool rotary_interleaved, int rotary_offset, SymInt? cache_seqlen, SymInt? max_seqlen_q, "
-    "SymInt? max_seqlen_k_new, int? head_dim_v, float? k_scale_value, float? v_scale_value, "
-    "bool causal, int window_left, int window_right, float? softmax_scale, float softcap, "
-    "int num_splits, bool batch_invariant, str? implementation";
+using BySchema = OptionsBySchema<operations::kv_cache::kSchema, KvCacheArguments>;
+
+/// Tensors that stand among the caches, since they may be changed.
+[[nodiscard]] constexpr bool is_scale(std::string_view name) { return name == "k_scale" || name == "v_scale"; }
+/// Fields that no append has.
+[[nodiscard]] constexpr bool is_attended(std::string_view key) {
+  const auto is = [key]<typename Field>(const Field& field) {
+    if constexpr (requires { field.exists; })
+      return field.packed_key == key && field.exists == operations::kv_cache::attends;
+    return false;
+  };
+  return operations::schema::apply([&is](const auto&... fields) { return (is(fields) || ...); },
+                                   operations::kv_cache::kSchema.fields);
+}
+
+constexpr auto kPlaces = BySchema::of_kind<BySchema::Kind::tensor, is_scale>();
+constexpr auto kNumbers = BySchema::of_kind<BySchema::Kind::number>();
+constexpr auto kAttendOptions = std::tuple_cat(kPlaces, BySchema::of_kind<BySchema::Kind::value>(), kNumbers);
+constexpr auto kAppendOptions =
+    std::tuple_cat(kPlaces, BySchema::of_kind<BySchema::Kind::value, is_attended>(), kNumbers);
+
+/// Without defaults: torch leaves trailing ones out where it calls kernels in Python.
+template <const auto& kOptions>
+std::string options_schema() {
+  std::string text;
+  std::apply([&text](const auto&... options) { ((text += option_text(options) + ", "), ...); }, kOptions);
+  return text + "str? implementation";
+}
 constexpr const char* kPlainStepSchema =
     "Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? cache_seqlens, "
     "Tensor? block_table, Tensor? rotary_cos, Tensor? rotary_sin, bool causal, float? softmax_scale) -> Tensor";
-constexpr const char* kAppendNumbers =
-    "bool rotary_interleaved, int rotary_offset, SymInt? cache_seqlen, SymInt? max_seqlen_k_new, "
-    "float? k_scale_value, float? v_scale_value, str? implementation";
-
-/// In the order of kCaches and kPlaces, owned until the kernel returns.
+/// In the order of kCaches, owned until the kernel returns.
 struct Caches {
   shim::Tensor k_cache, v_cache, k_scale, v_scale;
   [[nodiscard]] static Caches read(shim::StackReader& stack) {
     return {stack.tensor(), stack.optional_tensor(), stack.optional_tensor(), stack.optional_tensor()};
   }
-};
-
-struct Places {
-  shim::Tensor rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
-      slots, cu_seqlens_q, cu_seqlens_k_new, alibi_slopes, sink;
-
-  [[nodiscard]] static Places read(shim::StackReader& stack) {
-    return {stack.optional_tensor(), stack.optional_tensor(), stack.optional_tensor(), stack.optional_tensor(),
-            stack.optional_tensor(), stack.optional_tensor(), stack.optional_tensor(), stack.optional_tensor(),
-            stack.optional_tensor(), stack.optional_tensor(), stack.optional_tensor(), stack.optional_tensor()};
-  }
-  void view(const Caches& caches, KvCacheOptions& options) const {
-    options.rotary_cos = rotary_cos.view("rotary_cos");
-    options.rotary_sin = rotary_sin.view("rotary_sin");
-    options.rotary_seqlens = rotary_seqlens.view("rotary_seqlens");
-    options.cache_seqlens = cache_seqlens.view("cache_seqlens");
-    options.cache_batch_idx = cache_batch_idx.view("cache_batch_idx");
-    options.cache_leftpad = cache_leftpad.view("cache_leftpad");
-    options.block_table = block_table.view("block_table");
-    options.slots = slots.view("slots");
-    options.cu_seqlens_q = cu_seqlens_q.view("cu_seqlens_q");
-    options.cu_seqlens_k_new = cu_seqlens_k_new.view("cu_seqlens_k_new");
-    options.alibi_slopes = alibi_slopes.view("alibi_slopes");
-    options.sink = sink.view("sink");
-    options.k_scale = caches.k_scale.view("k_scale");
-    options.v_scale = caches.v_scale.view("v_scale");
+  template <typename Arguments>
+  void view(Arguments& a) const {
+    a.k_cache = k_cache.view("k_cache");
+    a.v_cache = v_cache.view("v_cache");
+    a.options.k_scale = k_scale.view("k_scale");
+    a.options.v_scale = v_scale.view("v_scale");
   }
 };
-
-/// kAttendNumbers but for the implementation, which comes last.
-void read_attend_numbers(shim::StackReader& stack, KvCacheOptions& options) {
-  options.rotary_interleaved = stack.boolean();
-  options.rotary_offset = stack.integer();
-  options.cache_seqlen = stack.optional_integer();
-  options.max_seqlen_q = stack.optional_integer();
-  options.max_seqlen_k_new = stack.optional_integer();
-  options.head_dim_v = stack.optional_integer();
-  options.k_scale_value = stack.optional_number();
-  options.v_scale_value = stack.optional_number();
-  options.mask = stack.boolean() ? Mask::causal : Mask::none;
-  options.window_left = stack.integer();
-  options.window_right = stack.integer();
-  options.softmax_scale = stack.optional_number();
-  options.softcap = stack.number();
-  options.num_splits = stack.integer();
-  options.batch_invariant = stack.boolean();
-}
-
-void read_append_numbers(shim::StackReader& stack, KvCacheOptions& options) {
-  options.rotary_interleaved = stack.boolean();
-  options.rotary_offset = stack.integer();
-  options.cache_seqlen = stack.optional_integer();
-  options.max_seqlen_k_new = stack.optional_integer();
-  options.k_scale_value = stack.optional_number();
-  options.v_scale_value = stack.optional_number();
-}
 
 /// What out has of v_cache: a row of head_dim_v, whatever else describe() will say.
 TensorView values_of(const KvCacheArguments& a) {
@@ -131,19 +101,17 @@ void attend_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std:
   const Caches caches = Caches::read(reader);
   const shim::Tensor k = reader.optional_tensor(), v = reader.optional_tensor();
   const shim::Tensor old_out = given_out ? reader.tensor() : shim::Tensor();
-  const Places places = Places::read(reader);
-  KvCacheArguments a;
-  read_attend_numbers(reader, a.options);
+  const OptionsOnStack<kAttendOptions> options(reader);
   const shim::String implementation = reader.optional_string();
   shim::Tensor out, lse;
   run_kernel([&] {
+    KvCacheArguments a;
+    options.set(a.options);
+    caches.view(a);
     a.q = q.view("q");
-    a.k_cache = caches.k_cache.view("k_cache");
-    a.v_cache = caches.v_cache.view("v_cache");
     a.k = k.view("k");
     a.v = v.view("v");
     if (given_out) a.out = old_out.view("out");
-    places.view(caches, a.options);
     attend(a, {std::string(implementation.view())}, given_out, out, &lse);
   });
   if (!given_out) *stack++ = reinterpret_cast<std::uintptr_t>(out.release());
@@ -180,16 +148,14 @@ void append_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std:
   shim::StackReader reader(stack);
   const Caches caches = Caches::read(reader);
   const shim::Tensor k = reader.tensor(), v = reader.optional_tensor();
-  const Places places = Places::read(reader);
-  AppendKvArguments a;
-  read_append_numbers(reader, a.options);
+  const OptionsOnStack<kAppendOptions> options(reader);
   const shim::String implementation = reader.optional_string();
   run_kernel([&] {
-    a.k_cache = caches.k_cache.view("k_cache");
-    a.v_cache = caches.v_cache.view("v_cache");
+    AppendKvArguments a;
+    options.set(a.options);
+    caches.view(a);
     a.k = k.view("k");
     a.v = v.view("v");
-    places.view(caches, a.options);
     run_on_stream<operations::KvCache>(operations::KvCache::Call(a), a.k.device, {std::string(implementation.view())},
                                        shim::current_stream(a.k.device));
   });
@@ -200,10 +166,6 @@ void append_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std:
 /// Each operator, and an overload of it, `detached`, for callers that have looked for gradients themselves; so has who
 /// calls `plain`: torch spends 60 ns and more on every argument, given or not.
 std::vector<TorchOperator> kv_cache_operators() {
-  const auto schema = [](const std::string& name, const std::string& tensors, const char* numbers,
-                         const char* returns) {
-    return name + "(" + tensors + ", " + kPlaces + ", " + numbers + ") -> " + returns;
-  };
   const std::string attends = std::string("Tensor q, ") + kCaches + ", Tensor? k, Tensor? v";
   const std::string appends = std::string(kCaches) + ", Tensor k, Tensor? v";
   std::vector<TorchOperator> operators;
@@ -212,13 +174,15 @@ std::vector<TorchOperator> kv_cache_operators() {
   operators.push_back(
       {"kv_cache_attention.plain", std::string("kv_cache_attention.plain(") + kPlainStepSchema, plain_attend_kernel});
   for (const std::string overload : {"", ".detached"}) {
-    const auto add = [&](const std::string& name, const std::string& tensors, const char* numbers, const char* returns,
+    const auto add = [&](const char* of, const std::string& tensors, const std::string& options, const char* returns,
                          shim::BoxedKernel kernel) {
-      operators.push_back({name + overload, schema(name + overload, tensors, numbers, returns), kernel});
+      const std::string name = of + overload;
+      operators.push_back({name, core::concat(name, '(', tensors, ", ", options, ") -> ", returns), kernel});
     };
-    add("kv_cache_attention", attends, kAttendNumbers, "(Tensor, Tensor)", attend_kernel<false>);
-    add("kv_cache_attention_out", attends + ", Tensor(e!) out", kAttendNumbers, "Tensor", attend_kernel<true>);
-    add("append_kv", appends, kAppendNumbers, "()", append_kernel);
+    const std::string options = options_schema<kAttendOptions>();
+    add("kv_cache_attention", attends, options, "(Tensor, Tensor)", attend_kernel<false>);
+    add("kv_cache_attention_out", attends + ", Tensor(e!) out", options, "Tensor", attend_kernel<true>);
+    add("append_kv", appends, options_schema<kAppendOptions>(), "()", append_kernel);
   }
   return operators;
 }

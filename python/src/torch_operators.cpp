@@ -1,14 +1,22 @@
-// Schemas and kernels of attention's torch operators. A schema stands beside the code that reads its
-// arguments; the registration from Python takes the same text.
+// Schemas and kernels of attention's torch operators. The registration from Python takes the same text.
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "attention_options.hpp"
+#include "core/message.hpp"
 #include "operations/attention/attention.hpp"
 #include "operations/attention/names.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
 #include "torch_kernel.hpp"
+#include "torch_options.hpp"
 #include "torch_shim.hpp"
 #include "torch_stack.hpp"
 
@@ -17,16 +25,11 @@ namespace {
 
 namespace shim = torch_shim;
 
-/// The usual options come first: torch's cost of a call grows with every argument passed.
-constexpr const char* kOptionsSchema =
-    "bool causal=False, float? softmax_scale=None, str layout=\"bshd\", Tensor? bias=None, Tensor? sink=None, "
-    "Tensor? alibi_slopes=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, "
-    "Tensor? seqused_k=None, Tensor? leftpad_k=None, Tensor? q_scale=None, Tensor? k_scale=None, "
-    "Tensor? v_scale=None, Tensor? seed_and_offset=None, SymInt seed=0, "
-    "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, bool top_left=False, SymInt window_left=-1, "
-    "SymInt window_right=-1, float softcap=0.0, float dropout_p=0.0, bool deterministic=False, "
-    "bool batch_invariant=False, float? q_scale_value=None, float? k_scale_value=None, float? v_scale_value=None, "
-    "str? implementation=None";
+std::string options_schema() {
+  std::string text;
+  for_each_option([&text](const auto& option) { text += option_text(option) + default_text(option) + ", "; });
+  return text + "str? implementation=None";
+}
 
 /// All that most calls give. torch takes some 100 ns to pass an argument and 60 ns to look up the name of one that is
 /// left out, so these calls have schemas of their own. `form` is 2 * layout, in the order of layout_names(), + causal.
@@ -36,68 +39,21 @@ constexpr const char* kShortSchema =
     "int form, float? softmax_scale, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, "
     "SymInt? max_seqlen_k, SymInt window_left, SymInt window_right, float softcap";
 
-/// The options of a call in kOptionsSchema's order, owned until the kernel returns.
-struct TorchOptions {
-  bool causal;
-  std::optional<double> softmax_scale;
-  shim::String layout;
-  shim::Tensor bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, q_scale, k_scale,
-      v_scale, seed_and_offset;
-  std::int64_t seed;
-  std::optional<std::int64_t> max_seqlen_q, max_seqlen_k;
-  bool top_left;
-  std::int64_t window_left, window_right;
-  double softcap, dropout_p;
-  bool deterministic, batch_invariant;
-  std::optional<double> q_scale_value, k_scale_value, v_scale_value;
-  shim::String implementation;
-
-  /// Braces evaluate in order, so this reads the stack as the schema lists it.
-  [[nodiscard]] static TorchOptions read(shim::StackReader& stack) {
-    return TorchOptions{
-        stack.boolean(),          stack.optional_number(),  stack.string(),          stack.optional_tensor(),
-        stack.optional_tensor(),  stack.optional_tensor(),  stack.optional_tensor(), stack.optional_tensor(),
-        stack.optional_tensor(),  stack.optional_tensor(),  stack.optional_tensor(), stack.optional_tensor(),
-        stack.optional_tensor(),  stack.optional_tensor(),  stack.optional_tensor(), stack.integer(),
-        stack.optional_integer(), stack.optional_integer(), stack.boolean(),         stack.integer(),
-        stack.integer(),          stack.number(),           stack.number(),          stack.boolean(),
-        stack.boolean(),          stack.optional_number(),  stack.optional_number(), stack.optional_number(),
-        stack.optional_string()};
-  }
+/// The options of a call in the order of options_schema().
+class TorchOptions {
+ public:
+  explicit TorchOptions(shim::StackReader& stack) : values_(stack), implementation_(stack.optional_string()) {}
 
   [[nodiscard]] AttentionOptions options() const {
-    AttentionOptions value;
-    value.layout = core::value_of<Layout>("layout", layout.view());
-    value.mask = causal ? Mask::causal : Mask::none;
-    value.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;
-    value.window_left = window_left;
-    value.window_right = window_right;
-    value.softmax_scale = softmax_scale;
-    value.softcap = softcap;
-    value.dropout_p = dropout_p;
-    value.seed = static_cast<std::uint64_t>(seed);
-    value.seed_and_offset = seed_and_offset.view("seed");
-    value.bias = bias.view("bias");
-    value.alibi_slopes = alibi_slopes.view("alibi_slopes");
-    value.sink = sink.view("sink");
-    value.cu_seqlens_q = cu_seqlens_q.view("cu_seqlens_q");
-    value.cu_seqlens_k = cu_seqlens_k.view("cu_seqlens_k");
-    value.max_seqlen_q = max_seqlen_q;
-    value.max_seqlen_k = max_seqlen_k;
-    value.seqused_q = seqused_q.view("seqused_q");
-    value.seqused_k = seqused_k.view("seqused_k");
-    value.leftpad_k = leftpad_k.view("leftpad_k");
-    value.deterministic = deterministic;
-    value.batch_invariant = batch_invariant;
-    value.q_scale = q_scale.view("q_scale");
-    value.k_scale = k_scale.view("k_scale");
-    value.v_scale = v_scale.view("v_scale");
-    value.q_scale_value = q_scale_value;
-    value.k_scale_value = k_scale_value;
-    value.v_scale_value = v_scale_value;
-    return value;
+    AttentionOptions options;
+    values_.set(options);
+    return options;
   }
-  [[nodiscard]] SelectOptions select() const { return {std::string(implementation.view())}; }
+  [[nodiscard]] SelectOptions select() const { return {std::string(implementation_.view())}; }
+
+ private:
+  OptionsOnStack<kAttentionOptions> values_;
+  shim::String implementation_;
 };
 
 /// A forward or backward call on the current stream.
@@ -130,7 +86,7 @@ void run_forward(ForwardArguments arguments, const SelectOptions& select, shim::
 void forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
   shim::StackReader reader(stack);
   const shim::Tensor q = reader.tensor(), k = reader.tensor(), v = reader.tensor();
-  const TorchOptions options = TorchOptions::read(reader);
+  const TorchOptions options(reader);
   shim::Tensor out, lse;
   run_kernel([&] {
     run_forward({q.view("q"), k.view("k"), v.view("v"), {}, {}, options.options()}, options.select(), &out, &lse);
@@ -189,7 +145,7 @@ void short_forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*
 void forward_out_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
   shim::StackReader reader(stack);
   const shim::Tensor q = reader.tensor(), k = reader.tensor(), v = reader.tensor(), out = reader.tensor();
-  const TorchOptions options = TorchOptions::read(reader);
+  const TorchOptions options(reader);
   shim::Tensor lse;
   run_kernel([&] {
     ForwardArguments arguments{q.view("q"), k.view("k"), v.view("v"), out.view("out"), {}, options.options()};
@@ -271,7 +227,7 @@ void backward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, st
   shim::StackReader reader(stack);
   const BackwardTensors tensors = BackwardTensors::read(reader);
   const Needed needed{reader.boolean(), reader.boolean(), reader.boolean(), reader.boolean(), reader.boolean()};
-  const TorchOptions options = TorchOptions::read(reader);
+  const TorchOptions options(reader);
   Gradients gradients;
   run_kernel([&] {
     gradients = run_backward(tensors.arguments(options.options()), needed, gradients.size(), options.select());
@@ -297,7 +253,7 @@ void backward_out_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/
   shim::StackReader reader(stack);
   const BackwardTensors tensors = BackwardTensors::read(reader);
   const shim::Tensor dq = reader.optional_tensor(), dk = reader.optional_tensor(), dv = reader.optional_tensor();
-  const TorchOptions options = TorchOptions::read(reader);
+  const TorchOptions options(reader);
   run_kernel([&] {
     BackwardArguments a = tensors.arguments(options.options());
     a.dq = dq.view("dq");
@@ -314,32 +270,33 @@ constexpr const char* kBackwardTensors =
 struct Operator {
   const char* name;
   const char* tensors;
-  const char* needed;  // "", or which gradients are, or where they go
-  const char* options;
+  const char* needed;   // "", or which gradients are, or where they go
+  const char* options;  // null: all of them
   const char* returns;
   shim::BoxedKernel kernel;
 };
 constexpr std::array<Operator, 9> kOperators{{
-    {"attention_forward", kForwardTensors, "", kOptionsSchema, "(Tensor out, Tensor softmax_lse)", forward_kernel},
+    {"attention_forward", kForwardTensors, "", nullptr, "(Tensor out, Tensor softmax_lse)", forward_kernel},
     {"attention_forward.plain", kForwardTensors, "", kPlainSchema, "Tensor", plain_forward_kernel<false>},
     {"attention_forward.plain_lse", kForwardTensors, "", kPlainSchema, "(Tensor out, Tensor softmax_lse)",
      plain_forward_kernel<true>},
     {"attention_forward.short", kForwardTensors, "", kShortSchema, "Tensor", short_forward_kernel<false>},
     {"attention_forward.short_lse", kForwardTensors, "", kShortSchema, "(Tensor out, Tensor softmax_lse)",
      short_forward_kernel<true>},
-    {"attention_forward_out", "Tensor q, Tensor k, Tensor v, Tensor(a!) out", "", kOptionsSchema, "Tensor",
+    {"attention_forward_out", "Tensor q, Tensor k, Tensor v, Tensor(a!) out", "", nullptr, "Tensor",
      forward_out_kernel},
     {"attention_backward", kBackwardTensors,
-     ", bool need_dq, bool need_dk, bool need_dv, bool need_dbias, bool need_dsink", kOptionsSchema,
+     ", bool need_dq, bool need_dk, bool need_dv, bool need_dbias, bool need_dsink", nullptr,
      "(Tensor, Tensor, Tensor, Tensor, Tensor)", backward_kernel},
-    {"attention_backward_out", kBackwardTensors, ", Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv", kOptionsSchema,
-     "()", backward_out_kernel},
+    {"attention_backward_out", kBackwardTensors, ", Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv", nullptr, "()",
+     backward_out_kernel},
     {"attention_backward.plain", kBackwardTensors, ", int needed", kPlainSchema, "(Tensor, Tensor, Tensor)",
      plain_backward_kernel},
 }};
 
 std::string schema_of(const Operator& op) {
-  return std::string(op.name) + "(" + op.tensors + op.needed + ", " + op.options + ") -> " + op.returns;
+  return core::concat(op.name, '(', op.tensors, op.needed, ", ", op.options != nullptr ? op.options : options_schema(),
+                      ") -> ", op.returns);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "core/message.hpp"
 #include "core/tensor_checks.hpp"
+#include "core/thrown.hpp"
 #include "interrupts.hpp"
 #include "outputs.hpp"
 #include "tilewise/error.hpp"
@@ -22,11 +23,11 @@ namespace {
 namespace nb = nanobind;
 
 constexpr std::array kElementTypes{
-    std::pair{ElementType::boolean, DType::boolean},  std::pair{ElementType::i32, DType::i32},
-    std::pair{ElementType::i64, DType::i64},          std::pair{ElementType::u8, DType::u8},
-    std::pair{ElementType::f16, DType::f16},          std::pair{ElementType::f32, DType::f32},
-    std::pair{ElementType::f64, DType::f64},          std::pair{ElementType::bf16, DType::bf16},
-    std::pair{ElementType::f8e4m3fn, DType::fp8_e4m3}};
+    std::pair{ElementType::boolean, DType::boolean},   std::pair{ElementType::i32, DType::i32},
+    std::pair{ElementType::i64, DType::i64},           std::pair{ElementType::u8, DType::u8},
+    std::pair{ElementType::f16, DType::f16},           std::pair{ElementType::f32, DType::f32},
+    std::pair{ElementType::f64, DType::f64},           std::pair{ElementType::bf16, DType::bf16},
+    std::pair{ElementType::f8e4m3fn, DType::fp8_e4m3}, std::pair{ElementType::f8e8m0fnu, DType::fp8_e8m0}};
 
 DType dtype_of(ElementType type, std::string_view name) {
   for (const auto& [element, dtype] : kElementTypes) {
@@ -121,7 +122,7 @@ Error* error_in_flight(const CallFrame& frame) noexcept {
   } catch (const std::exception& thrown) {
     return error(frame, ErrorCode::internal, thrown.what());
   } catch (...) {
-    return error(frame, ErrorCode::internal, "unknown exception");
+    return error(frame, ErrorCode::internal, core::describe_thrown(std::current_exception()).message.c_str());
   }
 }
 

@@ -109,6 +109,7 @@ enum class ElementType : int {
   f64 = 12,
   bf16 = 16,
   f8e4m3fn = 20,
+  f8e8m0fnu = 33,
 };
 
 struct Buffer {

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from tilewise import semantics
 from tilewise._attention import attention, explain, warmup
 from tilewise._backward import AttentionGradients, attention_backward
+from tilewise._block_mask import BlockMask, block_mask
 from tilewise._core import ExplainRow, Explanation, version
 from tilewise._kv_cache import append_kv, kv_cache_attention
 from tilewise._linear import grouped_linear, linear
@@ -35,12 +36,14 @@ if attention.__doc__:  # python -OO has none
 
 __all__ = [
     "AttentionGradients",
+    "BlockMask",
     "ExplainRow",
     "Explanation",
     "__version__",
     "append_kv",
     "attention",
     "attention_backward",
+    "block_mask",
     "dequantize",
     "explain",
     "get_num_threads",

@@ -6,26 +6,30 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Collection, Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
 from tilewise import _calls, _core
-from tilewise._arguments import (
+from tilewise._arguments import seed_value
+from tilewise._kinds import type_name
+from tilewise._options import (
     ARRAY_NAMES,
     DEFAULT_TAIL,
     DROPOUT_IN_TAIL,
     NO_ARRAYS,
     Options,
-    seed_value,
     wanted_gradients,
     with_seed,
 )
-from tilewise._functions import Functions
-from tilewise._kinds import type_name
 from tilewise._threads import torch_threads
 
+if TYPE_CHECKING:
+    from tilewise._block_mask import BlockMask
+    from tilewise._functions import Functions
+
+BLOCK_MASK_NAMES = ("block_counts", "block_indices", "full_block_counts", "full_block_indices")
 BYTE_DTYPES = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "float8_e8m0fnu": "fp8_e8m0"}  # of ml_dtypes
 ELEMENT_DTYPES = ("f32", "bf16", "f16", "f64")  # those of results
 RESULT_DTYPES = (*ELEMENT_DTYPES, "i32", "i64", "u8")  # and of results that are indices, or bytes
@@ -141,8 +145,10 @@ def cupy_stream(array: Any) -> Optional[int]:
     return stream
 
 
-def core_options(options: Options, functions: Optional[Functions] = None) -> _core.AttentionOptions:
-    """The core's options, with the arrays borrowed."""
+def core_options(
+    options: Options, functions: Optional[Functions] = None, dtables: Sequence[Optional[_core.Array]] = ()
+) -> _core.AttentionOptions:
+    """The core's options, with the arrays borrowed; dtables, where gradients of tables go, are already."""
     values = options._asdict()
     del values["implementation"]
     values["seed"] %= 2**64
@@ -151,7 +157,18 @@ def core_options(options: Options, functions: Optional[Functions] = None) -> _co
     if functions is not None:
         values |= functions._asdict()
         values["tables"] = [borrow(f"table{i}", table) for i, table in enumerate(functions.tables)]
+        values["dtables"] = dtables
+        values |= block_mask_options(values.pop("block_mask"), borrow)
     return _core.AttentionOptions(**values)
+
+
+def block_mask_options(mask: Optional[BlockMask], borrow_one: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """What the core takes of a block mask, if there is one."""
+    if mask is None:
+        return {}
+    rows, keys = mask.block_size
+    lists = [borrow_one(name, array) for name, array in zip(BLOCK_MASK_NAMES, mask.arrays())]
+    return {"block_mask": lists, "block_rows": rows, "block_keys": keys}
 
 
 def call_options(head: Any, arrays: Any, tail: Any, seed: Any) -> Options:

@@ -11,29 +11,27 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
 
 from tilewise import _arrays, _core
-from tilewise._arguments import (
+from tilewise._arguments import flag, implementation_name, number, without_number
+from tilewise._functions import score_functions
+from tilewise._keywords import check_keywords, keywords_of
+from tilewise._kinds import form
+from tilewise._options import (
     ARRAY_NAMES,
     DEFAULT_TAIL,
     FORMS,
     TAIL,
     Options,
-    flag,
     head_and_tail,
-    implementation_name,
-    number,
+    option_parts,
     short_options,
-    without_number,
 )
-from tilewise._functions import score_functions
-from tilewise._keywords import check_keywords, keywords_of
-from tilewise._kinds import form
 from tilewise._threads import torch_threads
 from tilewise._types import Alignment, Array, ArrayT, Layout, Mask, ScoreFunction
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from tilewise._types import AttentionOptions
+    from tilewise._options import AttentionOptions
 
 _torch_backend: Any = None  # tilewise._torch, from the first eager call with torch loaded on
 
@@ -129,6 +127,7 @@ def attention(
     alibi_slopes: Optional[Array] = None,
     score_mod: Optional[ScoreFunction] = None,
     mask_mod: Optional[ScoreFunction] = None,
+    block_mask: Optional[object] = None,
     sink: Optional[Array] = None,
     dropout_p: float = 0.0,
     seed: Optional[Union[int, Array]] = None,
@@ -142,6 +141,7 @@ def attention(
     q_scale: Optional[Union[float, Array]] = None,
     k_scale: Optional[Union[float, Array]] = None,
     v_scale: Optional[Union[float, Array]] = None,
+    key_indices: Optional[Array] = None,
     layout: Layout = "bshd",
     return_lse: bool = False,
     deterministic: bool = False,
@@ -178,6 +178,8 @@ def attention(
             it, what tilewise.expression.trace() made of one, or an expression's text. It is the last step before the
             mask; -inf hides. Only the reference computes it so far.
         mask_mod: Says whether a key is visible: likewise a function (b, h, q_idx, kv_idx).
+        block_mask: What tilewise.block_mask() made, or torch's BlockMask, instead of mask_mod: blocks that it does not
+            list are hidden and cost nothing, full ones are taken at their word.
         sink: f32 or dtype of q, [num_heads_q], one logit per head that joins the softmax's denominator only.
         dropout_p: Probability in [0, 1) of dropping a weight; kept ones grow by 1 / (1 - dropout_p).
         seed: An integer or an int64 tensor [2] of seed and offset. None draws one with torch's generator;
@@ -188,6 +190,8 @@ def attention(
         leftpad_k: int32 [batch_size], how many keys to skip at the start of each sequence.
         q_scale, k_scale, v_scale: Of q, k and v in fp8, what the stored numbers are multiplied by: a positive number,
             or f32 of no dimension, [its num_heads] or [batch_size, num_heads_k]. None: 1.
+        key_indices: int32 [batch_size, seqlen_q, 1 or num_heads_k, top_k], packed [total_q, ...]: the places of the
+            only keys that a query sees, in any order; -1 is none, and one that stands twice counts twice.
         layout: Order of the dimensions: "bshd", "sbhd", "bhsd", or packed "thd" [total, num_heads, dim].
         return_lse: Also return softmax_lse, f32 (f64 where q is) [batch_size, num_heads_q, seqlen_q], packed
             [num_heads_q, total_q].
@@ -212,12 +216,12 @@ def attention(
     return_lse = flag("return_lse", return_lse)
     arrays: Optional[tuple[Any, ...]] = (
         bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, without_number(q_scale),
-        without_number(k_scale), without_number(v_scale),
+        without_number(k_scale), without_number(v_scale), key_indices,
     )  # fmt: skip
     if bias is sink is alibi_slopes is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is leftpad_k is None:
-        arrays = None if q_scale is k_scale is v_scale is None else arrays
+        arrays = None if q_scale is k_scale is v_scale is key_indices is None else arrays
     backend = _torch_backend or _load_torch_backend()
-    functions = score_functions(score_mod, mask_mod)
+    functions = score_functions(score_mod, mask_mod, block_mask)
     result: Union[ArrayT, tuple[ArrayT, ArrayT]]
     if backend is not None and isinstance(q, backend.Tensor) and functions is not None:
         result = backend.attention_with_functions(q, k, v, out, seed, head, arrays, tail, return_lse, functions)
@@ -284,7 +288,7 @@ def explain(
         _arrays.borrow("v", given["v"]),
         _arrays.borrow_optional("out", given["out"], writable=True),
         flag("return_lse", given["return_lse"]),
-        _arrays.core_options(call, score_functions(given["score_mod"], given["mask_mod"])),
+        _arrays.core_options(call, score_functions(given["score_mod"], given["mask_mod"], given["block_mask"])),
         call.implementation or "",
         torch_threads(),
     )
@@ -329,14 +333,14 @@ def warmup(
         _arrays.borrow_optional("out", given["out"], writable=True),
         flag("return_lse", given["return_lse"]) or any(wanted) or (_is_torch(q) and not _is_without_lse(given, call)),
         wanted,
-        _arrays.core_options(call, score_functions(given["score_mod"], given["mask_mod"])),
+        _arrays.core_options(call, score_functions(given["score_mod"], given["mask_mod"], given["block_mask"])),
         call.implementation or "",
     )
 
 
 def _is_without_lse(given: dict[str, Any], call: Options) -> bool:
     """Whether a torch operator for few options takes the call. That with all of them always writes softmax_lse."""
-    if any(given[name] is not None for name in ("out", "score_mod", "mask_mod")):
+    if any(given[name] is not None for name in ("out", "score_mod", "mask_mod", "block_mask")):
         return False
     others = (given["seed"], *(given[name] for name in ARRAY_NAMES))
     if all(other is None for other in others) and call[TAIL] == DEFAULT_TAIL:
@@ -351,12 +355,11 @@ def _bound_call(function: str, q: Any, k: Any, v: Any, options: dict[str, Any]) 
     bound = inspect.signature(attention).bind(q, k, v, **options)
     bound.apply_defaults()
     given = {name: array.detach() if _is_torch(array) else array for name, array in bound.arguments.items()}
-    head, tail = head_and_tail(*(given[name] for name in inspect.signature(head_and_tail).parameters))
+    head, arrays, tail = option_parts(given)
     seed = given["seed"]
     if seed is None:  # torch's operators get a drawn one, as a tensor where q is
         torch: Any = sys.modules.get("torch")
         seed = torch.empty(2, dtype=torch.int64, device=q.device) if _is_torch(q) and q.is_cuda else 0
-    arrays = (without_number(given[name]) if name.endswith("_scale") else given[name] for name in ARRAY_NAMES)
     call = _arrays.call_options(head, arrays, tail, seed)
     if _is_torch(q) and q.is_nested:
         call = _load_torch_backend().jagged.unwrap(given, call)

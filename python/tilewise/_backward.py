@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, Optional, TypeVar, Union, overload
 
 from tilewise import _arrays
-from tilewise._arguments import DEFAULT_TAIL, DROPOUT_IN_TAIL, head_and_tail
-from tilewise._attention import _load_torch_backend
+from tilewise._attention import _load_torch_backend, attention
 from tilewise._functions import score_functions
-from tilewise._keywords import with_known_keywords
-from tilewise._types import Alignment, Array, ArrayT, Gradient, Layout, Mask, ScoreFunction
+from tilewise._keywords import with_options_of
+from tilewise._options import DEFAULT_TAIL, DROPOUT_IN_TAIL, option_parts
+from tilewise._types import Array, ArrayT, Gradient
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from tilewise._types import BackwardOptions
+    from tilewise._options import AttendOptions, BackwardOptions
 
     RowsT = TypeVar("RowsT")
     OtherT = TypeVar("OtherT")
@@ -67,7 +67,7 @@ def attention_backward(
     gradients: Optional[Sequence[Gradient]],
     **options: Unpack[BackwardOptions],
 ) -> AttentionGradients[Optional[ArrayT], Optional[ArrayT]]: ...
-@with_known_keywords
+@with_options_of(attention, without=("q_scale", "k_scale", "v_scale", "return_lse", "out"))
 def attention_backward(
     dout: ArrayT,
     q: ArrayT,
@@ -78,29 +78,7 @@ def attention_backward(
     *,
     dlse: Optional[Array] = None,
     gradients: Optional[Sequence[Gradient]] = None,
-    mask: Mask = None,
-    alignment: Alignment = "bottom_right",
-    window: tuple[int, int] = (-1, -1),
-    softmax_scale: Optional[float] = None,
-    softcap: float = 0.0,
-    bias: Optional[Array] = None,
-    alibi_slopes: Optional[Array] = None,
-    score_mod: Optional[ScoreFunction] = None,
-    mask_mod: Optional[ScoreFunction] = None,
-    sink: Optional[Array] = None,
-    dropout_p: float = 0.0,
-    seed: Optional[Union[int, Array]] = None,
-    cu_seqlens_q: Optional[Array] = None,
-    cu_seqlens_k: Optional[Array] = None,
-    max_seqlen_q: Optional[int] = None,
-    max_seqlen_k: Optional[int] = None,
-    seqused_q: Optional[Array] = None,
-    seqused_k: Optional[Array] = None,
-    leftpad_k: Optional[Array] = None,
-    layout: Layout = "bshd",
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    implementation: Optional[str] = None,
+    **options: Unpack[AttendOptions],
 ) -> Union[AttentionGradients[ArrayT, Optional[ArrayT]], AttentionGradients[Optional[ArrayT], Optional[ArrayT]]]:
     """Gradients of attention() from what it took and gave, without the score matrix.
 
@@ -115,13 +93,11 @@ def attention_backward(
         dlse: Gradient of softmax_lse, in its shape and dtype; None stands for zeros.
         gradients: Which ones to compute: a tuple or list of "dq", "dk", "dv", "dbias" and "dsink". None: dq, dk and
             dv, dbias with a bias that is not bool, dsink with a sink.
-        mask, alignment, window, softmax_scale, softcap, bias, alibi_slopes, score_mod, mask_mod, sink, dropout_p,
-            cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k, layout: As
-            attention() took them.
         seed: The one attention() took; with dropout it must be given.
         deterministic: dq, dbias and dsink are bit-reproducible too (dk and dv always are).
         batch_invariant: A sequence's gradients do not depend on what else is in the batch.
         implementation: Name of the implementation to use (see explain); None chooses by estimated cost.
+        All others: As attention() took them.
 
     Returns:
         A named tuple (dq, dk, dv, dbias, dsink), None where not asked for. Each has the shape and dtype of its
@@ -131,24 +107,16 @@ def attention_backward(
         ValueError, TypeError: An argument is wrong; the message names it, what was expected and what came.
         NotImplementedError: No implementation accepts the call; the message lists each one's reason.
     """
-    head, tail = head_and_tail(
-        mask, alignment, window, softmax_scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, layout, deterministic,
-        batch_invariant, implementation,
-    )  # fmt: skip
-    if seed is None and (tail or DEFAULT_TAIL)[DROPOUT_IN_TAIL] != 0.0:
+    head, arrays, tail = option_parts(options)
+    if options["seed"] is None and (tail or DEFAULT_TAIL)[DROPOUT_IN_TAIL] != 0.0:
         raise ValueError("seed: must be given with dropout, as attention() took it (got None)")
-    options = _arrays.call_options(
-        head,
-        (bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, None, None, None),
-        tail,
-        seed,
-    )
+    call = _arrays.call_options(head, arrays, tail, options["seed"])
     tensors = {"dout": dout, "dlse": dlse, "q": q, "k": k, "v": v, "out": out, "softmax_lse": softmax_lse}
-    functions = score_functions(score_mod, mask_mod)
+    functions = score_functions(options["score_mod"], options["mask_mod"], options["block_mask"])
     backend = _load_torch_backend()
     if backend is not None and isinstance(q, backend.Tensor):
-        return AttentionGradients(*backend.attention_backward(tensors, gradients, options, functions))
+        return AttentionGradients(*backend.attention_backward(tensors, gradients, call, functions))
     for name, tensor in tensors.items():
         if backend is not None and isinstance(tensor, backend.Tensor):
             raise TypeError(f"q: must be a torch tensor as {name} is (got {type(q).__name__})")
-    return AttentionGradients(*_arrays.attention_backward(tensors, gradients, options, functions))
+    return AttentionGradients(*_arrays.attention_backward(tensors, gradients, call, functions))

@@ -60,46 +60,30 @@ class ExpressionBuilder:
     def finish(self, term: int) -> str:
         """The canonical text."""
 
+def write_block_mask(
+    mask_mod: str,
+    tables: Sequence[Array],
+    batch_size: int,
+    num_heads: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    block_rows: int,
+    block_keys: int,
+    outputs: Sequence[Array],
+) -> None:
+    """
+    Writes which blocks mask_mod leaves in part, and which ones whole: how many, and which. Sizes of 0: one for all.
+    """
+
 def layout_names() -> list[str]: ...
 
 class AttentionOptions:
     """Everything about a call that is not q, k, v or an output."""
 
-    def __init__(
-        self,
-        *,
-        layout: str = "bshd",
-        causal: bool = False,
-        top_left: bool = False,
-        window_left: int = -1,
-        window_right: int = -1,
-        softmax_scale: float | None = None,
-        softcap: float = 0.0,
-        dropout_p: float = 0.0,
-        seed: int = 0,
-        max_seqlen_q: int | None = None,
-        max_seqlen_k: int | None = None,
-        deterministic: bool = False,
-        batch_invariant: bool = False,
-        q_scale_value: float | None = None,
-        k_scale_value: float | None = None,
-        v_scale_value: float | None = None,
-        seed_and_offset: Array | None = None,
-        bias: Array | None = None,
-        alibi_slopes: Array | None = None,
-        sink: Array | None = None,
-        cu_seqlens_q: Array | None = None,
-        cu_seqlens_k: Array | None = None,
-        seqused_q: Array | None = None,
-        seqused_k: Array | None = None,
-        leftpad_k: Array | None = None,
-        q_scale: Array | None = None,
-        k_scale: Array | None = None,
-        v_scale: Array | None = None,
-        score_mod: str = "",
-        mask_mod: str = "",
-        tables: Sequence[Array] = [],
-    ) -> None: ...
+    def __init__(self, **options: object) -> None: ...
+    @staticmethod
+    def keywords() -> list[str]:
+        """What a call of the class takes."""
 
 def attention_forward(
     q: Array,
@@ -166,39 +150,10 @@ def attention_backward(
 class KvCacheOptions:
     """Everything about a step that is not q, a cache, k, v or out."""
 
-    def __init__(
-        self,
-        *,
-        rotary_interleaved: bool = False,
-        rotary_offset: int = 0,
-        cache_seqlen: int | None = None,
-        max_seqlen_q: int | None = None,
-        max_seqlen_k_new: int | None = None,
-        head_dim_v: int | None = None,
-        k_scale_value: float | None = None,
-        v_scale_value: float | None = None,
-        causal: bool = False,
-        window_left: int = -1,
-        window_right: int = -1,
-        softmax_scale: float | None = None,
-        softcap: float = 0.0,
-        num_splits: int = 0,
-        batch_invariant: bool = False,
-        rotary_cos: Array | None = None,
-        rotary_sin: Array | None = None,
-        rotary_seqlens: Array | None = None,
-        cache_seqlens: Array | None = None,
-        cache_batch_idx: Array | None = None,
-        cache_leftpad: Array | None = None,
-        block_table: Array | None = None,
-        slots: Array | None = None,
-        cu_seqlens_q: Array | None = None,
-        cu_seqlens_k_new: Array | None = None,
-        k_scale: Array | None = None,
-        v_scale: Array | None = None,
-        alibi_slopes: Array | None = None,
-        sink: Array | None = None,
-    ) -> None: ...
+    def __init__(self, **options: object) -> None: ...
+    @staticmethod
+    def keywords() -> list[str]:
+        """What a call of the class takes."""
 
 def kv_cache_attention(
     q: Array,

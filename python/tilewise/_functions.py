@@ -6,27 +6,37 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple, Optional
 
+from tilewise._block_mask import BlockMask, taken
+
 
 class Functions(NamedTuple):
-    """Texts, "" where there is none, and the captured tensors of both: table0 and on."""
+    """Texts, "" where there is none, and the captured tensors of both: table0 and on. block_mask has no mask_mod
+    of its own left."""
 
     score_mod: str
     mask_mod: str
     tables: tuple[Any, ...]
+    block_mask: Optional[BlockMask] = None
 
 
-def score_functions(score_mod: Any, mask_mod: Any) -> Optional[Functions]:
-    """Of a Python function, what trace() made of one, or text; None where neither is given."""
-    if score_mod is None and mask_mod is None:
+def score_functions(score_mod: Any, mask_mod: Any, block_mask: Any = None) -> Optional[Functions]:
+    """Of a Python function, what trace() made of one, or text; None where nothing is given."""
+    if score_mod is None and mask_mod is None and block_mask is None:
         return None
-    score_text, score_tables = _traced("score_mod", score_mod)
-    mask_text, mask_tables = _traced("mask_mod", mask_mod)
+    if block_mask is not None:
+        block_mask = taken(block_mask)
+        if mask_mod is not None:
+            raise ValueError("mask_mod: must be None beside a block_mask, which has its own (got one)")
+        mask_mod, block_mask = block_mask.mask_mod, block_mask._replace(mask_mod=None)
+    score_text, score_tables = traced_function("score_mod", score_mod)
+    mask_text, mask_tables = traced_function("mask_mod", mask_mod)
     first = len(score_tables)
     mask_text = re.sub(r"\btable(\d+)\[", lambda found: f"table{int(found[1]) + first}[", mask_text)
-    return Functions(score_text, mask_text, score_tables + mask_tables)
+    return Functions(score_text, mask_text, score_tables + mask_tables, block_mask)
 
 
-def _traced(name: str, function: Any) -> tuple[str, tuple[Any, ...]]:
+def traced_function(name: str, function: Any) -> tuple[str, tuple[Any, ...]]:
+    """Its text and what it captures."""
     from tilewise.expression import Traced, trace
 
     if function is None:

@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from tilewise import _core
 
@@ -39,7 +39,6 @@ ADVICE: dict[str, str] = {
     "attn_mask": _ARRAY_MASK,
     "attn_mask_type": _CAUSAL + "; lengths of padding are seqused_q= and seqused_k=",
     "backend": _IMPLEMENTATION,
-    "block_mask": 'use mask="causal", window= or a bool bias= (true = visible)',
     "block_table": _PAGES,
     "bottom_right_diagonal": 'use alignment="bottom_right" or "top_left"',
     "causal": _CAUSAL,
@@ -82,7 +81,6 @@ ADVICE: dict[str, str] = {
     "scale": _SCALE,
     "scaling": _SCALE,
     "score_func": _SCORE,
-    "score_mod": "use softcap= or alibi_slopes=",
     "scoring_func": _SCORE,
     "sinks": _SINK,
     "slot_mapping": "use slots=",
@@ -160,3 +158,30 @@ def with_known_keywords(function: FunctionT, instead: Mapping[str, str] = _NONE)
         return function(*args, **options)
 
     return checked  # type: ignore[return-value]
+
+
+def with_options_of(model: Callable[..., Any], without: Collection[str]) -> Callable[[FunctionT], FunctionT]:
+    """For a function whose **options are what `model` takes by keyword, some apart: it gets all of them, as `model`
+    has them by default, shows them in its signature, and answers unknown ones."""
+
+    def decorate(function: FunctionT) -> FunctionT:
+        own = inspect.signature(function)
+        named = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        others = {*without, *own.parameters}
+        models = [each for each in inspect.signature(model).parameters.values() if each.name not in others]
+        taken = [each for each in models if each.kind is each.KEYWORD_ONLY]
+        defaults = {each.name: each.default for each in taken}
+        known = tuple(each.name for each in (*named, *taken))
+
+        @functools.wraps(function)
+        def checked(*args: Any, **options: Any) -> Any:
+            check_keywords(function.__qualname__, options, known)
+            return function(*args, **{**defaults, **options})
+
+        hints = get_type_hints(model)  # as they read where `model` stands
+        annotations = {**function.__annotations__, **{name: hints[name] for name in defaults}}
+        checked.__annotations__ = {name: hint for name, hint in annotations.items() if name in (*known, "return")}
+        checked.__signature__ = own.replace(parameters=[*named, *taken])  # type: ignore[attr-defined]
+        return checked  # type: ignore[return-value]
+
+    return decorate

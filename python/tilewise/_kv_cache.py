@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
 
 from tilewise import _attention, _core
 from tilewise._arguments import flag, implementation_name, integer, is_number, named, number, window_pair
-from tilewise._arrays import borrow, borrow_optional, cupy_stream, empty_for, once_written
+from tilewise._arrays import block_mask_options, borrow, borrow_optional, cupy_stream, empty_for, once_written
 from tilewise._attention import _is_torch, _load_torch_backend
+from tilewise._functions import score_functions
 from tilewise._keywords import check_keywords, keywords_of, with_known_keywords
 from tilewise._threads import torch_threads
-from tilewise._types import Array, ArrayT, CacheMask
+from tilewise._types import Array, ArrayT, CacheMask, ScoreFunction
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
     from tilewise._types import KvCacheOptions
 
 _MASKS: dict[Optional[str], bool] = {None: False, "causal": True}
-# The arrays among the options, in the order of the torch operators.
+# The arrays among the options, in the order of the torch operators, which is the core's.
 ARRAYS = (
+    "cu_seqlens_q",
+    "cu_seqlens_k_new",
+    "k_scale",
+    "v_scale",
     "rotary_cos",
     "rotary_sin",
     "rotary_seqlens",
@@ -32,13 +37,17 @@ ARRAYS = (
     "cache_leftpad",
     "block_table",
     "slots",
-    "cu_seqlens_q",
-    "cu_seqlens_k_new",
-    "k_scale",
-    "v_scale",
     "alibi_slopes",
     "sink",
+    "key_indices",
 )
+
+
+def in_order(**arrays: Any) -> tuple[Any, ...]:
+    """Arrays by their names as a tuple in the order of ARRAYS, None where there is none."""
+    if unknown := arrays.keys() - set(ARRAYS):
+        raise TypeError(f"arrays: must be among {', '.join(ARRAYS)} (got {', '.join(sorted(unknown))})")
+    return tuple(map(arrays.get, ARRAYS))
 
 
 def _with_short_way(careful: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +156,11 @@ def kv_cache_attention(
     softmax_scale: Optional[float] = None,
     softcap: float = 0.0,
     alibi_slopes: Optional[Array] = None,
+    score_mod: Optional[ScoreFunction] = None,
+    mask_mod: Optional[ScoreFunction] = None,
+    block_mask: Optional[object] = None,
     sink: Optional[Array] = None,
+    key_indices: Optional[Array] = None,
     k_scale: Optional[Union[float, Array]] = None,
     v_scale: Optional[Union[float, Array]] = None,
     num_splits: int = 0,
@@ -183,6 +196,11 @@ def kv_cache_attention(
         mask: None or "causal", aligned bottom right.
         window: Keys visible to the (left, right) of the diagonal; -1 is unbounded.
         softmax_scale, softcap, alibi_slopes, sink: As attention() takes them.
+        score_mod, mask_mod: Likewise, but of positions: kv_idx counts a sequence's keys, and q_idx is the key that the
+            query stands at (its last query at the last key), so that q_idx >= kv_idx is the causal mask.
+        block_mask: As attention() takes it, instead of mask_mod, of positions likewise: its seqlen_q and seqlen_k are
+            the places that the cache has of a sequence (its capacity, page_size * max_pages_per_seq of pages).
+        key_indices: As attention() takes it: places of a sequence, whatever its pages are.
         k_scale, v_scale: Of fp8 caches: a number, or f32 of no dimension, [num_heads_k], [batch_size, num_heads_k], or
             of the cache's shape without head_dim; the last are computed and written where keys are appended.
         num_splits: Parts of the keys that are computed side by side; 0: chosen from shapes.
@@ -223,11 +241,15 @@ def kv_cache_attention(
         "max_seqlen_q": None if max_seqlen_q is None else integer("max_seqlen_q", max_seqlen_q),
     }
     arrays = _without_numbers(
-        values, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
-        None, cu_seqlens_q, cu_seqlens_k_new, k_scale, v_scale, alibi_slopes, sink,
+        values, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens,
+        cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
+        block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, k_scale=k_scale,
+        v_scale=v_scale, alibi_slopes=alibi_slopes, sink=sink, key_indices=key_indices,
     )  # fmt: skip
     return_lse = flag("return_lse", return_lse)
     implementation = implementation_name(implementation)
+    if (functions := score_functions(score_mod, mask_mod, block_mask)) is not None:
+        values |= functions._asdict()
     backend = _load_torch_backend().kv_cache.attend if _is_torch(q) else _attend_arrays
     result: Union[ArrayT, tuple[ArrayT, ArrayT]]
     result = backend(q, k_cache, v_cache, k, v, arrays, values, out, return_lse, implementation)
@@ -285,8 +307,9 @@ def append_kv(
     if max_seqlen_k_new is not None:
         values["max_seqlen_k_new"] = integer("max_seqlen_k_new", max_seqlen_k_new)
     arrays = _without_numbers(
-        values, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
-        slots, None, cu_seqlens_k_new, k_scale, v_scale, None, None,
+        values, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens,
+        cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
+        block_table=block_table, slots=slots, cu_seqlens_k_new=cu_seqlens_k_new, k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
     implementation = implementation_name(implementation)
     if _is_torch(k):
@@ -295,17 +318,16 @@ def append_kv(
         _append_arrays(k_cache, v_cache, k, v, arrays, values, implementation)
 
 
-def _without_numbers(values: dict[str, Any], *arrays: Any) -> tuple[Any, ...]:
+def _without_numbers(values: dict[str, Any], **arrays: Any) -> tuple[Any, ...]:
     """`arrays`, in the order of ARRAYS, but for those in whose place `values` has a number."""
-    given = list(arrays)
     for name, number_name in (
         ("cache_seqlens", "cache_seqlen"),
         ("k_scale", "k_scale_value"),
         ("v_scale", "v_scale_value"),
     ):
         if number_name in values:
-            given[ARRAYS.index(name)] = None
-    return tuple(given)
+            arrays[name] = None
+    return in_order(**arrays)
 
 
 def _scalars(
@@ -333,7 +355,16 @@ def core_options(arrays: tuple[Any, ...], values: dict[str, Any], writes_scales:
         for name, array in zip(ARRAYS, arrays)
         if array is not None
     }
-    return _core.KvCacheOptions(**views, **values)
+    return _core.KvCacheOptions(**views, **borrow_captured(values, borrow))
+
+
+def borrow_captured(values: dict[str, Any], borrow_one: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """`values` with the tensors that functions look up and those of a block mask, if any, borrowed."""
+    if "tables" not in values:
+        return values
+    values = dict(values)
+    values["tables"] = [borrow_one(f"table{i}", table) for i, table in enumerate(values["tables"])]
+    return values | block_mask_options(values.pop("block_mask"), borrow_one)
 
 
 def out_shape(q: Any, v_cache: Any, values: dict[str, Any]) -> tuple[int, ...]:

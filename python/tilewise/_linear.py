@@ -7,9 +7,8 @@ from __future__ import annotations
 import math
 from typing import Any, Optional
 
-from tilewise import _arrays
+from tilewise import _dispatch
 from tilewise._arguments import flag, implementation_name, named
-from tilewise._attention import _is_torch, _load_torch_backend
 from tilewise._calls import CALLS
 from tilewise._keywords import with_known_keywords
 from tilewise._types import Activation, Array, ArrayT, BlockFormat
@@ -153,10 +152,7 @@ def _call(
     given |= {"activation": activation, "x_format": x_format, "w_format": w_format}
     given |= {"out_dtype": _dtype_name(out_dtype), "batch_invariant": flag("batch_invariant", batch_invariant)}
     given["implementation"] = implementation_name(implementation)
-    if _is_torch(x):
-        (result,) = _load_torch_backend().OPERATIONS["linear"](given, {"out": out})
-    else:
-        (result,) = _arrays.call("linear", given, {"out": out})
+    (result,) = _dispatch.call("linear", given, {"out": out})
     return result.reshape(*shape[:-1], result.shape[-1]) if stacked else result
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, Optional
 
-from tilewise import _arrays, _calls
+from tilewise import _calls, _dispatch
 from tilewise._arguments import dtype_name, flag, implementation_name, integer, named, number
-from tilewise._attention import _is_torch, _load_torch_backend
 from tilewise._keywords import with_known_keywords
 from tilewise._linear import _w_scale
 from tilewise._types import Array, ArrayT, BlockFormat
@@ -129,12 +128,10 @@ def moe(
         "batch_invariant": flag("batch_invariant", batch_invariant),
         "implementation": implementation_name(implementation),
     }
-    if _is_torch(x):
-        stated = [name for name in ("x_format", "h_format") if given[name] != "none"]
-        forward_only = [*stated, *(["norm_weight"] if norm_weight is not None else [])]
-        (result,) = _load_torch_backend().OPERATIONS["moe"](given, {"out": out}, forward_only)
-    else:
-        (result,) = _arrays.call("moe", given, {"out": out})
+    forward_only = [name for name in ("x_format", "h_format") if given[name] != "none"]
+    if norm_weight is not None:
+        forward_only.append("norm_weight")
+    (result,) = _dispatch.call("moe", given, {"out": out}, forward_only)
     return result  # type: ignore[no-any-return]
 
 

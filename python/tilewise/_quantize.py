@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any, Optional, Union
 
-from tilewise import _arrays
+from tilewise import _dispatch
 from tilewise._arguments import dtype_name, flag, implementation_name
-from tilewise._attention import _is_torch, _load_torch_backend
 from tilewise._keywords import with_known_keywords
 from tilewise._types import Array, ArrayT, BlockFormat
 
@@ -94,7 +93,4 @@ def _call(
 ) -> tuple[Any, ...]:
     given["implementation"] = implementation_name(implementation)
     there = {output: out if output == "out" else None for output in outputs}
-    first = given["x"] if name == "quantize" else given["elements"]
-    if _is_torch(first):
-        return tuple(_load_torch_backend().OPERATIONS[name](given, there))
-    return _arrays.call(name, given, there)
+    return _dispatch.call(name, given, there)

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from tilewise import _arrays
+from tilewise import _dispatch
 from tilewise._arguments import dtype_name, implementation_name, integer, named, number
-from tilewise._attention import _is_torch, _load_torch_backend
 from tilewise._calls import CALLS
 from tilewise._keywords import with_known_keywords
 from tilewise._types import Array, ArrayT, ChosenBy, GroupValue, Normalise, OutsideGroups, Score, Weigh
@@ -96,11 +95,8 @@ def route(
     given["implementation"] = implementation_name(implementation)
     given["top_k"] = _size(integer("top_k", top_k), topk_ids, topk_weights, ids_dtype, weights_dtype)
     out = {"topk_ids": topk_ids, "topk_weights": topk_weights}
-    if _is_torch(logits):
-        given["bias"] = bias.detach() if hasattr(bias, "detach") else bias  # type: ignore[union-attr]
-        ids, weights = _load_torch_backend().OPERATIONS["route"](given, out)
-    else:
-        ids, weights = _arrays.call("route", given, out)
+    given["bias"] = bias.detach() if hasattr(bias, "detach") else bias  # type: ignore[union-attr]
+    ids, weights = _dispatch.call("route", given, out)
     return ids, weights
 
 

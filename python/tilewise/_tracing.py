@@ -15,26 +15,9 @@ from typing import Any, Optional
 import numpy as np
 
 from tilewise import _core
+from tilewise._traced_words import DTYPES, FILLED, OPERATORS, REFLECTED, SWAPPED
 
 _OWN = Path(__file__).parent
-_DTYPES = {
-    "float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64", "float8_e4m3fn": "fp8_e4m3",
-    "float8_e5m2": "fp8_e5m2", "bool": "bool", "uint8": "u8", "int32": "i32", "int64": "i64",
-}  # fmt: skip
-_MOST_DIMENSIONS = 4
-
-# What torch's functions, its methods and Python's operators do, by their names.
-_OPERATORS = {
-    "add": "+", "sub": "-", "subtract": "-", "mul": "*", "multiply": "*", "div": "/", "divide": "/", "truediv": "/",
-    "true_divide": "/", "floordiv": "//", "floor_divide": "//", "mod": "%", "remainder": "%", "neg": "-",
-    "negative": "-", "abs": "abs", "absolute": "abs", "exp": "exp", "exp2": "exp2", "log": "log", "tanh": "tanh",
-    "where": "select", "minimum": "min", "maximum": "max", "clamp_min": "max", "clamp_max": "min", "lt": "<",
-    "less": "<", "le": "<=", "less_equal": "<=", "eq": "==", "ne": "!=", "not_equal": "!=", "logical_and": "&",
-    "bitwise_and": "&", "and": "&", "logical_or": "|", "bitwise_or": "|", "or": "|", "logical_not": "~",
-    "bitwise_not": "~", "invert": "~", "logical_xor": "!=", "bitwise_xor": "!=", "xor": "!=",
-}  # fmt: skip
-_SWAPPED = {"gt": "<", "greater": "<", "ge": "<=", "greater_equal": "<=", "rsub": "-"}
-_REFLECTED = ("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rand", "ror", "rxor", "rdiv")
 
 
 class TraceError(ValueError):
@@ -103,15 +86,14 @@ def _operator(name: str) -> Any:
 for _name in (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lt", "le", "gt", "ge", "eq", "ne"),
     *("neg", "invert", "abs", "pow", "pos"),
-    *_REFLECTED[:-1],
+    *REFLECTED[:-1],
 ):
     setattr(Value, f"__{_name}__", _operator(_name))
 
 _METHODS = {
-    *_OPERATORS, *_SWAPPED, "clamp", "clip", "pow", "square", "relu", "to", "float", "int", "long", "bool", "type_as",
+    *OPERATORS, *SWAPPED, "clamp", "clip", "pow", "square", "relu", "to", "float", "int", "long", "bool", "type_as",
     "item", "detach", "clone", "contiguous", "new_ones", "new_zeros", "new_full",
 }  # fmt: skip
-_FILLED = {"new_ones": 1, "ones_like": 1, "new_zeros": 0, "zeros_like": 0, "new_full": None, "full_like": None}
 # Of what is not negative, they make what is not.
 _KEEP_SIGN = ("+", "*", "min", "//", "%")
 
@@ -220,7 +202,7 @@ class Tracer:
             return self._clamp(*args, **kwargs)
         if name in ("float", "to", "type_as", "int", "long", "bool"):
             return self._converted(name, *args, **kwargs)
-        if name in _FILLED:
+        if name in FILLED:
             return self._filled(name, *args, **kwargs)
         if name in ("square", "pow", "float_power"):
             return self._power(args[0], 2 if name == "square" else args[1])
@@ -234,14 +216,14 @@ class Tracer:
         rounding = kwargs.pop("rounding_mode", None) if name in ("div", "divide") else None
         if kwargs.get("alpha", 1) == 1:
             kwargs.pop("alpha", None)
-        plain = name[1:] if name in _REFLECTED and name != "rsub" else name
-        word = _OPERATORS.get(plain, _SWAPPED.get(plain))
+        plain = name[1:] if name in REFLECTED and name != "rsub" else name
+        word = OPERATORS.get(plain, SWAPPED.get(plain))
         if rounding is not None:
             word = "//" if rounding == "floor" else None
         if word is None or kwargs:
             given = "".join(f", {key}" for key in (*kwargs, *(["rounding_mode"] if rounding else [])))
             raise TypeError(f"no expression does what '{name}{given}' does")
-        if plain in _SWAPPED or plain != name:
+        if plain in SWAPPED or plain != name:
             args = tuple(reversed(args))
         if name in ("logical_xor", "bitwise_xor", "xor", "rxor"):
             self._expect_bools(name, args)
@@ -289,7 +271,7 @@ class Tracer:
             kwargs.pop(ignored, None)
         given = [*args, *kwargs.values()]
         size = tuple(given.pop(0) if name.startswith("new") else ())
-        number = _FILLED[name] if _FILLED[name] is not None else given.pop(0)
+        number = FILLED[name] if FILLED[name] is not None else given.pop(0)
         if size or given:
             raise TypeError(f"'{name}' makes one number alone, of the size () (got {size})")
         return self._converted("to", number, dtype if dtype is not None else like)
@@ -335,7 +317,7 @@ class Tracer:
             for index, size in zip(indices, array.shape)
         ]
         term = self.build.lookup(self._table(array), terms)
-        if _DTYPES[str(array.dtype).removeprefix("torch.")] in ("u8", "bool"):
+        if DTYPES[str(array.dtype).removeprefix("torch.")] in ("u8", "bool"):
             self._never_negative.add(term)
         return Value(self, term)
 
@@ -351,9 +333,9 @@ class Tracer:
             if table is array:
                 return number
         dtype = str(array.dtype).removeprefix("torch.")
-        if dtype not in _DTYPES:
-            raise TypeError(f"captured tensors must be {', '.join(_DTYPES)} (got {dtype})")
-        number = self.build.add_table(_DTYPES[dtype], len(array.shape))
+        if dtype not in DTYPES:
+            raise TypeError(f"captured tensors must be {', '.join(DTYPES)} (got {dtype})")
+        number = self.build.add_table(DTYPES[dtype], len(array.shape))
         self.tables.append(array)
         return number
 

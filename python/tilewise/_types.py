@@ -44,58 +44,6 @@ ArrayT = TypeVar("ArrayT", bound=Array)
 ScoreFunction = Union[str, tuple[str, str, tuple[object, ...]], Callable[..., object]]
 
 
-class ScoreOptions(TypedDict, total=False):
-    """Of a call of any kind, forward or backward. Arrays are of q's kind; see attention() for the meaning."""
-
-    alignment: Alignment
-    window: tuple[int, int]
-    softcap: float
-    bias: Optional[Array]
-    alibi_slopes: Optional[Array]
-    score_mod: Optional[ScoreFunction]
-    mask_mod: Optional[ScoreFunction]
-    sink: Optional[Array]
-    seed: Optional[Union[int, Array]]
-    cu_seqlens_q: Optional[Array]
-    cu_seqlens_k: Optional[Array]
-    max_seqlen_q: Optional[int]
-    max_seqlen_k: Optional[int]
-    seqused_q: Optional[Array]
-    seqused_k: Optional[Array]
-    leftpad_k: Optional[Array]
-    batch_invariant: bool
-    implementation: Optional[str]
-
-
-class FormOptions(TypedDict, total=False):
-    """What tilewise.nn.FlashAttention has of its own, or takes under another name."""
-
-    mask: Mask
-    softmax_scale: Optional[float]
-    dropout_p: float
-    layout: Layout
-    deterministic: bool
-
-
-class ModuleOptions(ScoreOptions, total=False):
-    """Everything that a call of tilewise.nn.FlashAttention takes by keyword, causal and return_lse apart."""
-
-    q_scale: Optional[Union[float, Array]]
-    k_scale: Optional[Union[float, Array]]
-    v_scale: Optional[Union[float, Array]]
-    out: Optional[Array]
-
-
-class AttentionOptions(ModuleOptions, FormOptions, total=False):
-    """Everything that attention() takes by keyword, return_lse apart."""
-
-
-class BackwardOptions(ScoreOptions, FormOptions, total=False):
-    """Everything that attention_backward() takes by keyword, gradients apart."""
-
-    dlse: Optional[Array]
-
-
 class KvCacheOptions(TypedDict, total=False):
     """Everything that kv_cache_attention() takes by keyword, return_lse apart."""
 
@@ -117,7 +65,11 @@ class KvCacheOptions(TypedDict, total=False):
     softmax_scale: Optional[float]
     softcap: float
     alibi_slopes: Optional[Array]
+    score_mod: Optional[ScoreFunction]
+    mask_mod: Optional[ScoreFunction]
+    block_mask: Optional[object]
     sink: Optional[Array]
+    key_indices: Optional[Array]
     k_scale: Optional[Union[float, Array]]
     v_scale: Optional[Union[float, Array]]
     num_splits: int

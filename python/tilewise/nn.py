@@ -18,7 +18,7 @@ from tilewise._types import Layout
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from tilewise._types import ModuleOptions
+    from tilewise._options import ModuleOptions
 
 __all__ = ["FlashAttention"]
 __dir__ = lists_public_names(__all__)

@@ -41,6 +41,7 @@ device::AttendedRows attended_rows(const KvCacheParams& call) {
   rows.out = call.out;
   rows.softmax_lse = call.softmax_lse;
   rows.sink = sink_of(call);
+  rows.key_indices = call.key_indices;
   return rows;
 }
 

@@ -32,7 +32,8 @@ std::span<const Implementation* const> implementation_table() {
     }
     rows.push_back(&backends::reference_implementation());
     for (const Implementation* row : backends::emulation_implementations()) rows.push_back(row);
-    for (const Implementation* row : backends::cpu_kv_cache_implementations()) rows.push_back(row);
+    for (const Implementation* row : backends::cpu_kv_cache_implementations(&backends::check_cache_look_ups))
+      rows.push_back(row);
     rows.push_back(&backends::reference_kv_cache_implementation());
     rows.push_back(&backends::cpu_merge_implementation());
     rows.push_back(&backends::reference_merge_implementation());

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/device_description.hpp"
+#include "core/visibility.hpp"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::core {
@@ -37,14 +38,14 @@ class DeviceSystem {
 };
 
 /// Null for the CPU. Defined by src/backends/table.cpp, the one place that knows every backend.
-[[nodiscard]] const DeviceSystem* device_system(DeviceType type);
+[[nodiscard]] TILEWISE_INTERNAL const DeviceSystem* device_system(DeviceType type);
 
 /// Of this machine's CPU, as the environment limits it. Throws Error where a variable makes no sense. Defined as above.
 [[nodiscard]] DeviceDescription describe_cpu();
 
 /// While it lives, this thread plans for `device`, and on a GPU for work on `stream`. A Problem says only the
 /// kind of device; plans are kept for each device of that kind.
-class DeviceScope {
+class TILEWISE_INTERNAL DeviceScope {
  public:
   DeviceScope(Device device, void* stream);
   ~DeviceScope();
@@ -60,9 +61,9 @@ class DeviceScope {
 };
 
 /// Index of the device to plan for: the innermost scope's, else that of the thread's context. 0 on the CPU.
-[[nodiscard]] int planning_device(DeviceType type);
+[[nodiscard]] TILEWISE_INTERNAL int planning_device(DeviceType type);
 /// What is known of that device.
-[[nodiscard]] DeviceDescription describe_device(DeviceType type);
+[[nodiscard]] TILEWISE_INTERNAL DeviceDescription describe_device(DeviceType type);
 /// Whether the innermost scope's stream is being captured, so that nothing may be compiled, loaded or allocated.
 [[nodiscard]] bool planning_in_capture();
 

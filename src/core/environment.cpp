@@ -19,7 +19,7 @@ constexpr std::array<EnvironmentVariable, 23> kVariables = {{
     {"TILEWISE_NUM_THREADS", "CPU threads"},
     {"TILEWISE_CPU_ISA", "the best CPU instruction set to use"},
     {"TILEWISE_TORCH_OPS", "python or c++: how the torch operators are registered"},
-    {"TILEWISE_VLLM", "which layers vLLM computes by Tilewise on CPUs"},
+    {"TILEWISE_VLLM", "which layers vLLM computes by Tilewise"},
     {"TILEWISE_FLASH_ATTN_DMASK", "rocm: S_dmask of the flash_attn drop-in as bytes"},
     {"TILEWISE_FLASH_ATTN_STRICT", "1: the flash_attn drop-in refuses what flash_attn's kernels do not take"},
     {"TILEWISE_CACHE_DIR", "folder of compiled kernels and tuned schedules"},

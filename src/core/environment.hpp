@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/visibility.hpp"
+
 namespace tilewise::core {
 
 struct EnvironmentVariable {
@@ -13,10 +15,10 @@ struct EnvironmentVariable {
 };
 
 /// Those of the Python package among them, in the order in which they are shown.
-[[nodiscard]] std::span<const EnvironmentVariable> environment_variables();
+[[nodiscard]] TILEWISE_INTERNAL std::span<const EnvironmentVariable> environment_variables();
 
 /// A sentence about each variable that is set under a TILEWISE_ name and that nobody reads: a typing error, most
 /// likely, which must not pass for a setting.
-[[nodiscard]] std::vector<std::string> unknown_variables();
+[[nodiscard]] TILEWISE_INTERNAL std::vector<std::string> unknown_variables();
 
 }  // namespace tilewise::core

@@ -2,12 +2,13 @@
 #pragma once
 
 #include "core/select.hpp"
+#include "core/visibility.hpp"
 #include "tilewise/plan.hpp"
 
 namespace tilewise::core {
 
 /// The walk for a device that need not be here. Throws where the problem is invalid, or is for another kind of device.
-[[nodiscard]] Explanation explain_for(const AnyProblem& problem, const SelectOptions& select,
-                                      const DeviceDescription& device, Whereabouts whereabouts);
+[[nodiscard]] TILEWISE_INTERNAL Explanation explain_for(const AnyProblem& problem, const SelectOptions& select,
+                                                        const DeviceDescription& device, Whereabouts whereabouts);
 
 }  // namespace tilewise::core

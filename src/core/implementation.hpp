@@ -10,6 +10,7 @@
 
 #include "core/device_description.hpp"
 #include "core/operation.hpp"
+#include "core/visibility.hpp"
 
 namespace tilewise::core {
 
@@ -90,6 +91,6 @@ class ImplementationOf : public Implementation {
 
 /// The ordered table, best first; equal estimates go to the earlier row. Defined by
 /// src/backends/table.cpp, the one place that knows every backend.
-[[nodiscard]] std::span<const Implementation* const> implementation_table();
+[[nodiscard]] TILEWISE_INTERNAL std::span<const Implementation* const> implementation_table();
 
 }  // namespace tilewise::core

@@ -2,6 +2,8 @@
 // its Ctrl-C) is asked by that thread while others compute; without one, nothing here costs anything.
 #pragma once
 
+#include "core/visibility.hpp"
+
 namespace tilewise::core {
 
 /// What the host language offers. Both functions are called on the thread that made the call, outside of any task.
@@ -11,7 +13,7 @@ struct InterruptSource {
 };
 
 /// `source` must live as long as the program.
-void set_interrupt_source(const InterruptSource* source) noexcept;
+TILEWISE_INTERNAL void set_interrupt_source(const InterruptSource* source) noexcept;
 
 /// For a scope that is expected to take this long: where the calling thread listens and the time is worth it, its
 /// parallel_for()s leave all tasks to other threads and poll every 50 ms. What poll() throws is thrown from there,

@@ -2,11 +2,13 @@
 // or the processors there are, and never more than TILEWISE_NUM_THREADS.
 #pragma once
 
+#include "core/visibility.hpp"
+
 namespace tilewise::core {
 
 /// The limit for the calling thread's next call. Throws Error(invalid_argument) where TILEWISE_NUM_THREADS is no
 /// number of threads.
-[[nodiscard]] int num_threads();
+[[nodiscard]] TILEWISE_INTERNAL int num_threads();
 
 /// Processors that this process may run on.
 [[nodiscard]] int num_cores();
@@ -14,11 +16,11 @@ namespace tilewise::core {
 /// set_num_threads() in a process whose framework gives `framework` threads (0: there is none, or not yet). The choice
 /// holds until the framework gives another number, which each thread notices on its own; one made before there was a
 /// framework holds against the first number seen.
-void set_num_threads(int num_threads, int framework);
+TILEWISE_INTERNAL void set_num_threads(int num_threads, int framework);
 
 /// For a scope, what this thread's framework gives, such as torch.get_num_threads(): num_threads() follows it where
 /// no choice holds. 0: no framework.
-class FrameworkThreads {
+class TILEWISE_INTERNAL FrameworkThreads {
  public:
   explicit FrameworkThreads(int num_threads) noexcept;
   ~FrameworkThreads();

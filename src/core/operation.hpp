@@ -13,6 +13,7 @@
 #include "core/hasher.hpp"
 #include "core/message.hpp"
 #include "core/problem_text.hpp"
+#include "core/visibility.hpp"
 #include "tilewise/any_problem.hpp"
 
 namespace tilewise::core {
@@ -44,7 +45,7 @@ class OperationInterface {
 };
 
 /// Every operation there is. Defined by src/operations/table.cpp, the one list of them.
-[[nodiscard]] std::span<const OperationInterface* const> operation_table();
+[[nodiscard]] TILEWISE_INTERNAL std::span<const OperationInterface* const> operation_table();
 
 /// A problem of any operation, borrowed: what lookups take, so that none of them allocates.
 struct ProblemView {

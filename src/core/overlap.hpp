@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/tensor_checks.hpp"
+#include "core/visibility.hpp"
 
 namespace tilewise::core {
 
@@ -58,7 +59,7 @@ class TensorList {
 
 /// Throws an Error that names both where an output shares memory with an input or another output. Undefined tensors
 /// and those without elements share nothing. That an output does not overlap itself is check_writable()'s.
-void check_apart(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs);
+TILEWISE_INTERNAL void check_apart(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs);
 
 /// The same for everything that a call reads and writes, and for `workspace_size` bytes of scratch memory that the
 /// caller gave (null: none). Every run makes this check, so it costs a comparison of ranges for each pair.
@@ -69,7 +70,7 @@ void check_call_apart(const typename Traits::Call& call, void* workspace, std::s
     if (view.defined()) (access == Access::read ? inputs : outputs).add(name, view);
   });
   TensorView scratch;
-  if (workspace != nullptr) {
+  if (workspace != nullptr && workspace_size > 0) {
     scratch = TensorView(workspace, DType::u8, {static_cast<std::int64_t>(workspace_size)});
     outputs.add("workspace", scratch);
   }

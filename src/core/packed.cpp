@@ -14,6 +14,13 @@ std::int64_t doubled(std::int64_t number) {
   return __builtin_mul_overflow(number, 2, &result) ? std::numeric_limits<std::int64_t>::max() - 1 : result;
 }
 
+/// The last dimension of stride 1, or -1.
+int last_contiguous(const TensorView& view) {
+  int axis = view.rank - 1;
+  while (axis >= 0 && stride_at(view, axis) != 1) --axis;
+  return axis;
+}
+
 }  // namespace
 
 void check_packed(const TensorView& view, const ArgumentName& name) {
@@ -34,19 +41,21 @@ void check_packed(const TensorView& view, const ArgumentName& name) {
 TensorView bytes_of(const TensorView& packed) {
   TensorView view = packed;
   view.dtype = DType::u8;
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
-    if (view.strides[axis] == 1) {
-      view.shape[axis] = view.shape[axis] / 2 + view.shape[axis] % 2;
-    } else {
-      view.strides[axis] /= 2;
+  // The last such dimension: others have a stride of 1 where they or the tensor hold one element at most.
+  const int pairs = last_contiguous(view);
+  for (int axis = 0; axis < view.rank; ++axis) {
+    const auto a = static_cast<std::size_t>(axis);
+    if (axis == pairs) {
+      view.shape[a] = view.shape[a] / 2 + view.shape[a] % 2;
+    } else if (view.strides[a] != 1) {
+      view.strides[a] /= 2;
     }
   }
   return view;
 }
 
 TensorView elements_of_pairs(const TensorView& pairs, std::string_view name) {
-  int packed = pairs.rank - 1;
-  while (packed >= 0 && stride_at(pairs, packed) != 1) --packed;
+  int packed = last_contiguous(pairs);
   // Without a second pair along the last dimension its stride says nothing.
   if (packed < 0 && pairs.rank > 0 && size_at(pairs, pairs.rank - 1) <= 1) packed = pairs.rank - 1;
   if (packed < 0) invalid_argument(name, ": pairs of fp4_e2m1 must be contiguous along a dimension (got none)");

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "core/tensor_checks.hpp"
+#include "core/visibility.hpp"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::core {
@@ -14,10 +15,10 @@ namespace tilewise::core {
 void check_packed(const TensorView& view, const ArgumentName& name);
 
 /// The bytes that such a tensor's elements lie in, as u8. The last one of a row of odd length counts.
-[[nodiscard]] TensorView bytes_of(const TensorView& packed);
+[[nodiscard]] TILEWISE_INTERNAL TensorView bytes_of(const TensorView& packed);
 
 /// The other way: elements of what others call float4_e2m1fn_x2, whose shape counts pairs along the last dimension of
 /// stride 1. Throws where there is none.
-[[nodiscard]] TensorView elements_of_pairs(const TensorView& pairs, std::string_view name);
+[[nodiscard]] TILEWISE_INTERNAL TensorView elements_of_pairs(const TensorView& pairs, std::string_view name);
 
 }  // namespace tilewise::core

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/num_threads.hpp"
+#include "core/visibility.hpp"
 
 namespace tilewise::core {
 
@@ -33,13 +34,13 @@ class TaskRef {
 /// made while the pool is busy (or from inside a task) runs all its tasks on its own thread.
 /// The first exception thrown by a task is rethrown here once all have stopped. In an Interruptible scope that polls,
 /// the calling thread does no task.
-void parallel_for(std::int64_t num_tasks, int max_workers, TaskRef fn);
+TILEWISE_INTERNAL void parallel_for(std::int64_t num_tasks, int max_workers, TaskRef fn);
 
 /// Whether the tasks of this thread's parallel_for() are no longer wanted, since one has failed or the call is
 /// interrupted. A task that takes long asks now and then, and returns; what it has written does not matter then.
-[[nodiscard]] bool abandoned() noexcept;
+[[nodiscard]] TILEWISE_INTERNAL bool abandoned() noexcept;
 
 /// As above with num_threads() workers.
-void parallel_for(std::int64_t num_tasks, TaskRef fn);
+TILEWISE_INTERNAL void parallel_for(std::int64_t num_tasks, TaskRef fn);
 
 }  // namespace tilewise::core

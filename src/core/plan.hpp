@@ -10,6 +10,7 @@
 
 #include "core/implementation.hpp"
 #include "core/select.hpp"
+#include "core/visibility.hpp"
 #include "tilewise/plan.hpp"
 
 namespace tilewise {
@@ -74,11 +75,11 @@ class PlanCache {
 
 /// Validates, selects from the table and prepares for planning_device(); not cached. Throws Error(unsupported) that
 /// lists every refusal where nothing accepts the problem.
-[[nodiscard]] PlanState make_plan(const AnyProblem& problem, const Overrides& overrides,
-                                  std::span<const Implementation* const> table);
+[[nodiscard]] TILEWISE_INTERNAL PlanState make_plan(const AnyProblem& problem, const Overrides& overrides,
+                                                    std::span<const Implementation* const> table);
 
 /// The cached plan of a problem in normal form on planning_device(), made where it is not known yet.
-[[nodiscard]] PlanState find_plan(const ProblemView& problem, const Overrides& overrides);
+[[nodiscard]] TILEWISE_INTERNAL PlanState find_plan(const ProblemView& problem, const Overrides& overrides);
 
 }  // namespace core
 }  // namespace tilewise

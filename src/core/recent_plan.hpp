@@ -6,11 +6,12 @@
 #include <string>
 
 #include "core/plan.hpp"
+#include "core/visibility.hpp"
 
 namespace tilewise::core {
 
 /// The same as same_kind() of two that are given, in one dtype.
-[[nodiscard]] bool same_kind_given(const TensorView& a, const TensorView& b);
+[[nodiscard]] TILEWISE_INTERNAL bool same_kind_given(const TensorView& a, const TensorView& b);
 
 /// Whether describe() sees no difference between two tensors: everything but the address, and of that its alignment.
 [[nodiscard]] inline bool same_kind(const TensorView& a, const TensorView& b) {

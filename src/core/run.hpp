@@ -17,6 +17,7 @@
 #include "core/plan.hpp"
 #include "core/recent_plan.hpp"
 #include "core/select.hpp"
+#include "core/visibility.hpp"
 #include "tilewise/plan.hpp"
 
 namespace tilewise::core {
@@ -39,8 +40,8 @@ struct LaunchSite {
 };
 
 /// Throws Error where the site is not one for the plan.
-void check_site(const LaunchSite& site, DeviceType device);
-void launch(const Plan::State& plan, const void* params, const LaunchSite& site);
+TILEWISE_INTERNAL void check_site(const LaunchSite& site, DeviceType device);
+TILEWISE_INTERNAL void launch(const Plan::State& plan, const void* params, const LaunchSite& site);
 
 /// Throws the Error of a plan that was made for another problem than the tensors', or for another device.
 [[noreturn]] void refuse_plan(const Plan& plan, const ProblemView& described);

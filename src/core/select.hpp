@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/implementation.hpp"
+#include "core/visibility.hpp"
 #include "tilewise/plan.hpp"
 
 namespace tilewise::core {
@@ -32,7 +33,7 @@ inline constexpr std::string_view kForceVariable = "TILEWISE_FORCE";
 
 /// An implementation named in `select` stands above the environment; without one
 /// TILEWISE_FORCE and TILEWISE_DISABLE count.
-[[nodiscard]] Overrides overrides_of(const SelectOptions& select);
+[[nodiscard]] TILEWISE_INTERNAL Overrides overrides_of(const SelectOptions& select);
 
 struct Candidate {
   const Implementation* implementation;
@@ -46,12 +47,13 @@ struct Selection {
 };
 
 /// The names of a table's rows in its order, each once: of one operation, or of all of them (null).
-[[nodiscard]] std::vector<std::string_view> row_names(std::span<const Implementation* const> table,
-                                                      const OperationInterface* operation = nullptr);
+[[nodiscard]] TILEWISE_INTERNAL std::vector<std::string_view> row_names(std::span<const Implementation* const> table,
+                                                                        const OperationInterface* operation = nullptr);
 
 /// The row of that operation and name; null where there is none.
-[[nodiscard]] const Implementation* find_row(std::span<const Implementation* const> table,
-                                             const OperationInterface& operation, std::string_view name);
+[[nodiscard]] TILEWISE_INTERNAL const Implementation* find_row(std::span<const Implementation* const> table,
+                                                               const OperationInterface& operation,
+                                                               std::string_view name);
 
 /// Whether the device that is described is one of this machine: of another nobody asks what would keep its kernels from
 /// being loaded here.
@@ -59,8 +61,9 @@ enum class Whereabouts : std::uint8_t { here, elsewhere };
 
 /// `problem` is valid and canonical. Throws where an override names an implementation that is
 /// not in the table. Loads nothing.
-[[nodiscard]] Selection select(const ProblemView& problem, const Overrides& overrides, const DeviceDescription& device,
-                               std::span<const Implementation* const> table,
-                               Whereabouts whereabouts = Whereabouts::here);
+[[nodiscard]] TILEWISE_INTERNAL Selection select(const ProblemView& problem, const Overrides& overrides,
+                                                 const DeviceDescription& device,
+                                                 std::span<const Implementation* const> table,
+                                                 Whereabouts whereabouts = Whereabouts::here);
 
 }  // namespace tilewise::core

@@ -13,6 +13,10 @@ namespace {
 
 constexpr std::array<std::uint8_t, core::kNamesOf<DType>.size()> kBits{0, 32, 16, 16, 64, 8, 8, 32, 64, 8, 8, 8, 4};
 
+[[noreturn, gnu::cold, gnu::noinline]] void refuse_parts_of_bytes(DType dtype, std::size_t bits) {
+  core::invalid_argument("dtype: must have elements of whole bytes here (got ", to_string(dtype), ", ", bits, " bits)");
+}
+
 int checked_rank(std::size_t rank) {
   if (rank > std::size_t{kMaxRank}) core::invalid_argument("tensor: rank must be <= ", kMaxRank, " (got ", rank, ")");
   return static_cast<int>(rank);
@@ -22,11 +26,8 @@ int checked_rank(std::size_t rank) {
 
 std::size_t bits_of(DType dtype) noexcept { return core::is_named(dtype) ? kBits[static_cast<std::size_t>(dtype)] : 0; }
 std::size_t size_of(DType dtype) {
-  const std::size_t bits = bits_of(dtype);
-  if (bits % 8 != 0) {
-    core::invalid_argument("dtype: must have elements of whole bytes here (got ", to_string(dtype), ", ", bits,
-                           " bits)");
-  }
+  const std::size_t bits = core::is_named(dtype) ? kBits[static_cast<std::size_t>(dtype)] : 0;  // every call asks
+  if (bits % 8 != 0) refuse_parts_of_bytes(dtype, bits);
   return bits / 8;
 }
 std::string_view to_string(DType dtype) noexcept {

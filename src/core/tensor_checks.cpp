@@ -30,7 +30,8 @@ bool grow_reach(std::int64_t size, std::int64_t stride, std::int64_t element, st
   return __builtin_add_overflow(end, reach, &end);
 }
 
-void check_extent(const TensorView& view, const ArgumentName& name) {
+/// How many elements there are.
+std::int64_t check_extent(const TensorView& view, const ArgumentName& name) {
   const auto element = static_cast<std::int64_t>((bits_of(view.dtype) + 7) / 8);  // no less than it takes
   std::int64_t low = 0, high = 0, count = 1;
   bool overflow = false;
@@ -41,10 +42,10 @@ void check_extent(const TensorView& view, const ArgumentName& name) {
     overflow |= __builtin_mul_overflow(count, size, &count);
   }
   // An empty tensor addresses nothing, whatever its other dimensions multiply to.
-  if (overflow && view.numel() > 0) {
-    invalid_argument(name, ": must span less than 2^63 bytes and elements (got shape ",
-                     list_text(view.shape, view.rank), ", strides ", list_text(view.strides, view.rank), ")");
-  }
+  if (!overflow) return count;
+  if (view.numel() == 0) return 0;
+  invalid_argument(name, ": must span less than 2^63 bytes and elements (got shape ", list_text(view.shape, view.rank),
+                   ", strides ", list_text(view.strides, view.rank), ")");
 }
 
 bool is_contiguous_along(const TensorView& view, int axis) {
@@ -75,8 +76,7 @@ void check_view(const TensorView& view, const ArgumentName& name, Device device,
     invalid_type(name, ": must be on ", device_name(device), ", where ", anchor, " is (got ", device_name(view.device),
                  ")");
   }
-  check_extent(view, name);
-  if (view.numel() == 0) return;  // nothing is read or written, wherever it points
+  if (check_extent(view, name) == 0) return;  // nothing is read or written, wherever it points
   check_packed(view, name);
   if (view.data == nullptr) {
     invalid_argument(name, ": data must not be null (shape ", list_text(view.shape, view.rank), ")");

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "core/message.hpp"
+#include "core/visibility.hpp"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::core {
@@ -49,7 +50,7 @@ struct Dim {
 };
 
 /// An expected shape.
-struct Shape {
+struct TILEWISE_INTERNAL Shape {
   int rank = 0;
   std::array<Dim, kMaxRank> dims;  ///< those past the rank hold anything: zeros for all took a third of describing
 
@@ -59,25 +60,29 @@ struct Shape {
 
 /// Given, on `device`, and addressable: rank and sizes sane, data present and aligned to its dtype.
 /// `anchor` is the argument whose device the others must share.
-void check_view(const TensorView& view, const ArgumentName& name, Device device, std::string_view anchor);
+TILEWISE_INTERNAL void check_view(const TensorView& view, const ArgumentName& name, Device device,
+                                  std::string_view anchor);
 /// Throws because no tensor may have the dtype that is called `got`, which DType does not know.
-[[noreturn]] void refuse_dtype(const ArgumentName& name, std::string_view got);
-void check_dtype(const TensorView& view, const ArgumentName& name, DType expected);
+[[noreturn]] TILEWISE_INTERNAL void refuse_dtype(const ArgumentName& name, std::string_view got);
+TILEWISE_INTERNAL void check_dtype(const TensorView& view, const ArgumentName& name, DType expected);
 /// `words` names the dimensions, e.g. "[rows, columns]".
-void check_rank(const TensorView& view, const ArgumentName& name, int expected, std::string_view words);
-void check_shape(const TensorView& view, const ArgumentName& name, const Shape& expected);
+TILEWISE_INTERNAL void check_rank(const TensorView& view, const ArgumentName& name, int expected,
+                                  std::string_view words);
+TILEWISE_INTERNAL void check_shape(const TensorView& view, const ArgumentName& name, const Shape& expected);
 /// The last dimension has stride 1 (or at most one element). The message names what makes a copy of what is only read.
-void check_contiguous_last(const TensorView& view, const ArgumentName& name, Access access = Access::read);
+TILEWISE_INTERNAL void check_contiguous_last(const TensorView& view, const ArgumentName& name,
+                                             Access access = Access::read);
 /// The axis of the last two that has stride 1 (or at most one element), the last one where both do. Throws where
 /// neither does.
-[[nodiscard]] int contiguous_of_last_two(const TensorView& view, const ArgumentName& name, Access access);
+[[nodiscard]] TILEWISE_INTERNAL int contiguous_of_last_two(const TensorView& view, const ArgumentName& name,
+                                                           Access access);
 /// Whether every row along the contiguous axis starts on 16 bytes.
-[[nodiscard]] bool rows_start_on_16_bytes(const TensorView& view, int contiguous);
+[[nodiscard]] TILEWISE_INTERNAL bool rows_start_on_16_bytes(const TensorView& view, int contiguous);
 /// The same of rows along the last dimension.
 [[nodiscard]] inline bool rows_start_on_16_bytes(const TensorView& view) {
   return rows_start_on_16_bytes(view, view.rank - 1);
 }
 /// Elements of an output must not share memory, be it through a stride of 0 or through rows that overlap.
-void check_writable(const TensorView& view, const ArgumentName& name);
+TILEWISE_INTERNAL void check_writable(const TensorView& view, const ArgumentName& name);
 
 }  // namespace tilewise::core

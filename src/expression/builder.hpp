@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/visibility.hpp"
 #include "expression/expression.hpp"
 
 namespace tilewise::expression {
@@ -29,7 +30,7 @@ struct Term {
   std::uint32_t index = 0;
 };
 
-class Builder {
+class TILEWISE_INTERNAL Builder {
  public:
   /// Messages begin with `argument`.
   Builder(Signature signature, std::string argument, Limits limits = {});

@@ -20,24 +20,21 @@ constexpr Limits kDerivativeLimits{16 * Limits{}.terms, 8 * Limits{}.depth, fals
 
 class Differentiation {
  public:
-  Differentiation(const Expression& expression, std::string_view by, std::string_view argument)
+  /// By the nodes for which `is_it` holds: one of the expression's, or all of a variable.
+  template <typename Is>
+  Differentiation(const Expression& expression, std::string_view argument, const Is& is_it)
       : expression_(expression), build_(expression.signature(), std::string(argument), kDerivativeLimits) {
-    by_ = variable_index(expression.signature(), argument, by);
-    if (expression.result().type != Type::real || expression.signature().variables[by_].type != Type::real) {
-      core::invalid_argument(argument, ": a derivative must be a float's by a float (got ",
-                             to_string(expression.result().type), " by ",
-                             to_string(expression.signature().variables[by_].type), ")");
-    }
-  }
-
-  Expression result() {
     for (const Node& node : expression_.nodes()) {
       const Term term = copied(node);
       terms_.push_back(term);
-      changes_.push_back(change_of(node, term));
+      changes_.push_back(is_it(node, terms_.size() - 1) ? Change(build_.real(1.0)) : change_of(node, term));
     }
-    return build_.finish(changes_.back().value_or(build_.real(0.0)), Type::real);
   }
+
+  [[nodiscard]] bool changes() const { return changes_.back().has_value(); }
+  Expression result() { return build_.finish(changes_.back().value_or(build_.real(0.0)), Type::real); }
+  /// What a node of the expression gives, by itself.
+  [[nodiscard]] Expression part(std::uint32_t node, Type type) const { return build_.finish(terms_[node], type); }
 
  private:
   [[nodiscard]] Term operand(const Node& node, std::size_t i) const { return terms_[node.operands[i]]; }
@@ -74,10 +71,10 @@ class Differentiation {
   }
 
   Change change_of(const Node& node, Term value) {
-    if (node.type != Type::real || node.op == Op::constant || node.op == Op::lookup || node.op == Op::to_real) {
+    if (node.type != Type::real || node.op == Op::constant || node.op == Op::lookup || node.op == Op::to_real ||
+        node.op == Op::variable) {
       return std::nullopt;
     }
-    if (node.op == Op::variable) return node.index == by_ ? Change(build_.real(1.0)) : std::nullopt;
     return node.operand_count == 1 ? change_of_unary(node, value) : change_of_others(node, value);
   }
 
@@ -127,7 +124,6 @@ class Differentiation {
 
   const Expression& expression_;
   Builder build_;
-  std::uint32_t by_ = 0;
   std::vector<Term> terms_;
   std::vector<Change> changes_;
 };
@@ -135,7 +131,31 @@ class Differentiation {
 }  // namespace
 
 Expression derivative(const Expression& expression, std::string_view by, std::string_view argument) {
-  return Differentiation(expression, by, argument).result();
+  const std::uint32_t variable = variable_index(expression.signature(), argument, by);
+  const Type type = expression.signature().variables[variable].type;
+  if (expression.result().type != Type::real || type != Type::real) {
+    core::invalid_argument(argument, ": a derivative must be a float's by a float (got ",
+                           to_string(expression.result().type), " by ", to_string(type), ")");
+  }
+  return Differentiation(
+             expression, argument,
+             [variable](const Node& node, std::size_t) { return node.op == Op::variable && node.index == variable; })
+      .result();
+}
+
+std::vector<LookUpDerivative> look_up_derivatives(const Expression& expression, std::string_view argument) {
+  std::vector<LookUpDerivative> derivatives;
+  const std::vector<Node>& nodes = expression.nodes();
+  for (std::size_t place = 0; place < nodes.size(); ++place) {
+    const Node& node = nodes[place];
+    if (node.op != Op::lookup || node.type != Type::real) continue;
+    Differentiation by_it(expression, argument, [place](const Node&, std::size_t at) { return at == place; });
+    if (!by_it.changes()) continue;
+    LookUpDerivative& derivative = derivatives.emplace_back(LookUpDerivative{node.index, by_it.result(), {}});
+    for (std::size_t d = 0; d < node.operand_count; ++d)
+      derivative.indices.push_back(by_it.part(node.operands[d], Type::integer));
+  }
+  return derivatives;
 }
 
 }  // namespace tilewise::expression

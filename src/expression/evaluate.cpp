@@ -43,6 +43,10 @@ void Evaluator<Real>::operator()(std::span<const Input<Real>> inputs, std::int64
   run(inputs, count, results);
 }
 template <typename Real>
+void Evaluator<Real>::operator()(std::span<const Input<Real>> inputs, std::int64_t count, std::int64_t* results) {
+  run(inputs, count, results);
+}
+template <typename Real>
 void Evaluator<Real>::operator()(std::span<const Input<Real>> inputs, std::int64_t count, std::uint8_t* results) {
   run(inputs, count, results);
 }

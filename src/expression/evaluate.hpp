@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/visibility.hpp"
 #include "expression/expression.hpp"
 #include "tilewise/tensor.hpp"
 
@@ -29,11 +30,11 @@ struct OutOfRange {
   std::int64_t index = 0, size = 0;
 };
 /// "table0: index 0 must be 0 to 127 (got 130)".
-[[nodiscard]] std::string to_string(const OutOfRange& index);
+[[nodiscard]] TILEWISE_INTERNAL std::string to_string(const OutOfRange& index);
 
 /// One thread's: it has memory of its own for what is between.
 template <typename Real>
-class Evaluator {
+class TILEWISE_INTERNAL Evaluator {
  public:
   /// `tables` has the signature's, in memory of the host; both outlive the evaluator.
   Evaluator(const Expression& expression, std::span<const TensorView> tables);
@@ -41,6 +42,8 @@ class Evaluator {
   /// Results of a float expression. `inputs` has the signature's variables; those that the expression does not speak of
   /// may be empty.
   void operator()(std::span<const Input<Real>> inputs, std::int64_t count, Real* results);
+  /// Results of an int expression.
+  void operator()(std::span<const Input<Real>> inputs, std::int64_t count, std::int64_t* results);
   /// Results of a bool expression, 0 and 1.
   void operator()(std::span<const Input<Real>> inputs, std::int64_t count, std::uint8_t* results);
 

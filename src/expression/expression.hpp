@@ -10,12 +10,13 @@
 #include <string_view>
 #include <vector>
 
+#include "core/visibility.hpp"
 #include "expression/operator_names.hpp"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::expression {
 
-[[nodiscard]] std::string_view to_string(Type type);
+[[nodiscard]] TILEWISE_INTERNAL std::string_view to_string(Type type);
 
 /// Operands are places of nodes before this one.
 struct Node {
@@ -45,7 +46,7 @@ struct Table {
 };
 
 /// Throws Error (invalid_type) for an element type that no table has; the message begins with `name`.
-[[nodiscard]] Type table_type(DType dtype, std::string_view name);
+[[nodiscard]] TILEWISE_INTERNAL Type table_type(DType dtype, std::string_view name);
 
 /// What an expression may speak of: variables by their names, and tables, which are called table0, table1, ...
 struct Signature {
@@ -62,7 +63,7 @@ class Expression {
   /// In an order in which operands come first; the last one is the result.
   [[nodiscard]] const std::vector<Node>& nodes() const { return nodes_; }
   [[nodiscard]] const Node& result() const { return nodes_.back(); }
-  [[nodiscard]] bool speaks_of(std::string_view variable) const;
+  [[nodiscard]] TILEWISE_INTERNAL bool speaks_of(std::string_view variable) const;
 
   /// Equal functions of equal signatures, up to laws of arithmetic that a Builder does not know.
   friend bool operator==(const Expression&, const Expression&) = default;
@@ -77,6 +78,6 @@ class Expression {
 
 /// The one text of an expression, without blanks, which parse() reads back: "score+table0[h,min(t0,127)]". What is used
 /// more than once is named first: "t0=q_idx-kv_idx;t0*t0".
-[[nodiscard]] std::string to_string(const Expression& expression);
+[[nodiscard]] TILEWISE_INTERNAL std::string to_string(const Expression& expression);
 
 }  // namespace tilewise::expression

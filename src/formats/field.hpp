@@ -8,12 +8,13 @@
 #include "core/hasher.hpp"
 #include "core/message.hpp"
 #include "core/problem_text.hpp"
+#include "core/visibility.hpp"
 #include "tilewise/block_format.hpp"
 
 namespace tilewise {
 
 /// All that have a name, that of numbers that are not quantised first.
-[[nodiscard]] std::span<const BlockFormat> block_formats();
+[[nodiscard]] TILEWISE_INTERNAL std::span<const BlockFormat> block_formats();
 
 inline void append(std::string& text, const BlockFormat& format) { text += to_string(format); }
 

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/device_description.hpp"
+#include "core/visibility.hpp"
 #include "gpu/family.hpp"
 #include "tilewise/tensor.hpp"
 
@@ -28,7 +29,7 @@ struct Architecture {
 [[nodiscard]] const Architecture* find_architecture(std::string_view name);
 /// The same of a name with the suffix of features that kernels here do not use, "sm_100a". Throws Error
 /// (invalid_argument), which lists the names there are, or says what would run on a newer GPU.
-[[nodiscard]] const Architecture& named_architecture(std::string_view name);
+[[nodiscard]] TILEWISE_INTERNAL const Architecture& named_architecture(std::string_view name);
 
 /// "gfx90a, gfx942, ...": those of a kind of device, for messages.
 [[nodiscard]] std::string architecture_names(DeviceType type);
@@ -37,12 +38,12 @@ struct Architecture {
 [[nodiscard]] std::string unknown_gpu(std::string_view name);
 
 /// The kind of device that has this architecture.
-[[nodiscard]] DeviceType device_of(const Architecture& architecture);
+[[nodiscard]] TILEWISE_INTERNAL DeviceType device_of(const Architecture& architecture);
 
 /// The product that the table speaks of.
-[[nodiscard]] core::DeviceDescription describe(const Architecture& architecture);
+[[nodiscard]] TILEWISE_INTERNAL core::DeviceDescription describe(const Architecture& architecture);
 
 /// Whether a device has the family's instructions. NVIDIA's newer than the table have mma.sync, as all before them.
-[[nodiscard]] bool has_family(const core::DeviceDescription& device, Family family);
+[[nodiscard]] TILEWISE_INTERNAL bool has_family(const core::DeviceDescription& device, Family family);
 
 }  // namespace tilewise::gpu

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "core/visibility.hpp"
 #include "gpu/lowering.hpp"
 #include "jit/compiled_kernel.hpp"
 #include "jit/target.hpp"
@@ -23,10 +24,11 @@ struct KernelBuild {
 };
 
 /// Adds the kernels of launches that `builds` does not have yet.
-void add_builds(std::span<const Launch* const> launches, const jit::Target& target, std::vector<KernelBuild>& builds);
+TILEWISE_INTERNAL void add_builds(std::span<const Launch* const> launches, const jit::Target& target,
+                                  std::vector<KernelBuild>& builds);
 
 /// Compiles or finds them all, as many at a time as there are processors; `done` is called after each with their
 /// number, never by two threads at once.
-void compile_ahead(std::span<KernelBuild> builds, const std::function<void(std::size_t)>& done = {});
+TILEWISE_INTERNAL void compile_ahead(std::span<KernelBuild> builds, const std::function<void(std::size_t)>& done = {});
 
 }  // namespace tilewise::gpu

@@ -9,12 +9,13 @@
 
 #include "core/implementation.hpp"
 #include "core/message.hpp"
+#include "core/visibility.hpp"
 #include "gpu/architectures.hpp"
 #include "gpu/runtime.hpp"
 
 namespace tilewise::gpu {
 
-class LoweredKernel final : public core::Kernel {
+class TILEWISE_INTERNAL LoweredKernel final : public core::Kernel {
  public:
   LoweredKernel(Lowering lowering, FindRuntime find_runtime, int device_index)
       : lowering_(std::move(lowering)), find_runtime_(find_runtime), device_index_(device_index) {}

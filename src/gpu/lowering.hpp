@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/visibility.hpp"
 #include "gpu/kernel.hpp"
 #include "gpu/tensor_map.hpp"
 
@@ -60,7 +61,7 @@ struct WorkspacePart {
   std::size_t offset = 0, bytes = 0;
 };
 
-struct Lowering {
+struct TILEWISE_INTERNAL Lowering {
   std::vector<Step> steps;
   std::vector<WorkspacePart> parts;
   std::size_t workspace_bytes = 0;
@@ -118,9 +119,10 @@ class LoweringBuilder {
 
 /// A launch's block as the kernel gets it, written to kMostParameterBytes bytes, which are aligned to 64; tensor maps
 /// aside. `workspace` is aligned to kWorkspaceAlignment.
-void fill_params(const Launch& launch, const void* call, void* workspace, std::byte* block);
+TILEWISE_INTERNAL void fill_params(const Launch& launch, const void* call, void* workspace, std::byte* block);
 
 /// A launch's tensor map with what the call and the workspace bring.
-[[nodiscard]] TensorMap bound_map(const TensorMapParameter& parameter, const void* call, void* workspace);
+[[nodiscard]] TILEWISE_INTERNAL TensorMap bound_map(const TensorMapParameter& parameter, const void* call,
+                                                    void* workspace);
 
 }  // namespace tilewise::gpu

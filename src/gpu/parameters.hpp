@@ -16,11 +16,12 @@
 #include <vector>
 
 #include "core/message.hpp"
+#include "core/visibility.hpp"
 
 namespace tilewise::gpu {
 
 /// One scalar or pointer of a parameter block.
-struct ParameterField {
+struct TILEWISE_INTERNAL ParameterField {
   std::string name;  ///< "q.seq_stride", "dbias_shape[2]", "grid.num_tiles"
   std::string type;  ///< as C spells it: "int64_t", "const int32_t*"
   std::size_t offset = 0, size = 0;

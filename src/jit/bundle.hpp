@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "core/visibility.hpp"
 #include "jit/compiled_kernel.hpp"
 #include "jit/kernel_source.hpp"
 #include "jit/target.hpp"
@@ -21,7 +22,7 @@ struct BundleEntry {
 [[nodiscard]] BundleEntry make_bundle_entry(const Target& target, const KernelSource& source);
 
 /// Writes a bundle, in place of what was there, at once or not at all. Throws Error (runtime) where it can't.
-void write_bundle(const std::string& path, std::span<const BundleEntry> entries);
+TILEWISE_INTERNAL void write_bundle(const std::string& path, std::span<const BundleEntry> entries);
 
 /// Makes a bundle's kernels known to find_or_compile() in this process; returns how many it holds. The files of
 /// TILEWISE_BUNDLE (a list separated by ':') are loaded by themselves on first use. Throws Error (invalid_argument)

@@ -5,9 +5,11 @@
 #include <string_view>
 #include <vector>
 
+#include "core/visibility.hpp"
+
 namespace tilewise::jit {
 
-struct ChildResult {
+struct TILEWISE_INTERNAL ChildResult {
   std::string start_error;  ///< why it could not be started; empty where it was
   int exit_status = 0;
   int signal = 0;  ///< that ended it; 0: it ended by itself
@@ -22,8 +24,8 @@ struct ChildResult {
 
 /// `arguments[0]` is a path or is looked up in PATH. The program gets `input` on standard input, runs in `folder`
 /// (empty: here), in a process group of its own that is killed after `limit_seconds`, and with messages in English.
-[[nodiscard]] ChildResult run_child(const std::vector<std::string>& arguments, std::string_view input,
-                                    const std::string& folder, double limit_seconds);
+[[nodiscard]] TILEWISE_INTERNAL ChildResult run_child(const std::vector<std::string>& arguments, std::string_view input,
+                                                      const std::string& folder, double limit_seconds);
 
 /// Words that run `arguments` in `folder` where the C library can't start a process in one (glibc before 2.29).
 [[nodiscard]] std::vector<std::string> command_in(const std::string& folder, const std::vector<std::string>& arguments);

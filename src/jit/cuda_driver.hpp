@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/visibility.hpp"
 #include "jit/dynamic_library.hpp"
 #include "jit/gpu_driver.hpp"
 
@@ -111,7 +112,7 @@ struct CudaDriver {
 };
 
 /// Opened on first use. cuInit is the caller's to call.
-[[nodiscard]] const OpenedDriver<CudaDriver>& cuda_driver();
+[[nodiscard]] TILEWISE_INTERNAL const OpenedDriver<CudaDriver>& cuda_driver();
 /// The CUDA version that the driver supports, 1000 * major + 10 * minor; 0 without a driver.
 [[nodiscard]] int cuda_driver_version();
 

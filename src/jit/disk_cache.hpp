@@ -11,19 +11,20 @@
 #include <string>
 #include <vector>
 
+#include "core/visibility.hpp"
 #include "jit/kernel_file.hpp"
 
 namespace tilewise::jit {
 
 /// Where the cache is, whether it exists or not; empty where no variable and no home folder names a place.
-[[nodiscard]] std::filesystem::path cache_folder();
+[[nodiscard]] TILEWISE_INTERNAL std::filesystem::path cache_folder();
 /// Why nothing is kept there and nothing loaded: it can't be written, or distrust() (trust.hpp) speaks against it.
 /// Empty where all is well.
-[[nodiscard]] std::string cache_folder_reason();
+[[nodiscard]] TILEWISE_INTERNAL std::string cache_folder_reason();
 /// Whether nothing can be loaded from there either, as from a folder that is only closed to writing.
-[[nodiscard]] bool cache_is_ignored();
+[[nodiscard]] TILEWISE_INTERNAL bool cache_is_ignored();
 /// TILEWISE_CACHE_SIZE_MB in bytes, default 1024 MB; 0: nothing is kept. Throws Error for another text.
-[[nodiscard]] std::uintmax_t cache_size_limit();
+[[nodiscard]] TILEWISE_INTERNAL std::uintmax_t cache_size_limit();
 
 /// The kernel under `key` (64 hexadecimal digits), marked as used now. None where it is missing, damaged or foreign, or
 /// where somebody else may have written it.
@@ -59,9 +60,9 @@ struct CachedKernel {
   std::string architecture, symbol, compiler;
 };
 /// Every kernel on disk, most recently used first.
-[[nodiscard]] std::vector<CachedKernel> list_disk_cache();
+[[nodiscard]] TILEWISE_INTERNAL std::vector<CachedKernel> list_disk_cache();
 /// Removes every kernel and everything else that Tilewise keeps there; returns how many kernels there were. Throws
 /// Error (runtime) where something can't be removed.
-std::size_t clear_disk_cache();
+TILEWISE_INTERNAL std::size_t clear_disk_cache();
 
 }  // namespace tilewise::jit

@@ -6,6 +6,7 @@
 #include <string>
 #include <type_traits>
 
+#include "core/visibility.hpp"
 #include "jit/dynamic_library.hpp"
 #include "jit/gpu_driver.hpp"
 
@@ -64,7 +65,7 @@ struct HipDriver {
 };
 
 /// Opened on first use. A copy that the process has loaded already (torch brings its own) is taken before another.
-[[nodiscard]] const OpenedDriver<HipDriver>& hip_driver();
+[[nodiscard]] TILEWISE_INTERNAL const OpenedDriver<HipDriver>& hip_driver();
 /// A device's architecture ("gfx942", without the features after ':'); empty with `error` set where the runtime fails.
 [[nodiscard]] std::string hip_architecture(const HipDriver& driver, int device, hip::Result& error);
 

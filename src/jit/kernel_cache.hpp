@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/visibility.hpp"
 #include "jit/compiled_kernel.hpp"
 #include "jit/kernel_source.hpp"
 #include "jit/target.hpp"
@@ -22,17 +23,17 @@ namespace tilewise::jit {
 
 /// Empty where a compiler for the target was found, else why there is none and where it was looked for.
 /// Looks once for each state of the TILEWISE_ variables and PATH; an answer takes about a microsecond then.
-[[nodiscard]] std::string compiler_reason(const Target& target);
+[[nodiscard]] TILEWISE_INTERNAL std::string compiler_reason(const Target& target);
 
 /// The compiler that find_or_compile() would run ("nvrtc 13.0", "clang 22.1"); empty where there is none.
-[[nodiscard]] std::string compiler_name(const Target& target);
+[[nodiscard]] TILEWISE_INTERNAL std::string compiler_name(const Target& target);
 
 /// The compilers that were passed over because somebody else may write them, and why; empty where there are none.
-[[nodiscard]] std::string ignored_compilers(const Target& target);
+[[nodiscard]] TILEWISE_INTERNAL std::string ignored_compilers(const Target& target);
 
 /// What is wrong with each file of TILEWISE_BUNDLE: those that somebody else may write are ignored, and one that is no
 /// bundle is an error of every call that needs a kernel.
-[[nodiscard]] std::vector<std::string> bundle_faults();
+[[nodiscard]] TILEWISE_INTERNAL std::vector<std::string> bundle_faults();
 
 /// Drops this process's kernels and loaded bundles, not the disk's. Kernels handed out stay valid.
 void forget_kernels();

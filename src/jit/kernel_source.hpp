@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/visibility.hpp"
 #include "jit/target.hpp"
 
 namespace tilewise::jit {
@@ -18,6 +19,6 @@ struct KernelSource {
 
 /// Hash of the stub, of every device header it can reach, the symbol, the options and the target: what a bundle's
 /// entry matches on. 64 hexadecimal digits. Throws Error where an included device header does not exist.
-[[nodiscard]] std::string source_hash(const Target& target, const KernelSource& source);
+[[nodiscard]] TILEWISE_INTERNAL std::string source_hash(const Target& target, const KernelSource& source);
 
 }  // namespace tilewise::jit

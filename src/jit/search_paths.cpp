@@ -111,7 +111,8 @@ std::vector<fs::path> package_folders() {
     for (const std::string& folder : *told) add_folder(folders, folder);
   }
   const fs::path own = own_folder();
-  if (own.parent_path().filename() == "site-packages") add_folder(folders, own.parent_path());
+  const fs::path beside = own.parent_path().parent_path();  // an installed package's library is in tilewise/lib
+  if (beside.filename() == "site-packages") add_folder(folders, beside);
   add_environment(folders, own.parent_path());  // PREFIX/bin/tilewise or PREFIX/lib/libtilewise.so
   add_environment(folders, environment_variable("VIRTUAL_ENV"));
   add_environment(folders, environment_variable("CONDA_PREFIX"));

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/visibility.hpp"
+
 namespace tilewise::jit {
 
 /// An executable file: `name` itself where it has a slash, else the first in PATH. Empty where there is none. One that
@@ -19,7 +21,7 @@ void add_sentence(std::string& text, const std::string& sentence);
 
 /// Tells where Python packages are installed (the site-packages folders of the interpreter that loaded the library).
 /// Packages with NVRTC are found there, besides in the environment that the library itself lies in.
-void add_package_folders(const std::vector<std::string>& folders);
+TILEWISE_INTERNAL void add_package_folders(const std::vector<std::string>& folders);
 /// The folders told so far, then those guessed from where the library lies, VIRTUAL_ENV and CONDA_PREFIX.
 [[nodiscard]] std::vector<std::filesystem::path> package_folders();
 

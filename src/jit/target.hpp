@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/visibility.hpp"
+
 namespace tilewise::jit {
 
 enum class TargetKind { cuda, hip, host };
@@ -18,10 +20,10 @@ struct Target {
 };
 
 /// Reads an architecture's name. Throws Error (invalid_argument), which lists known_architectures().
-[[nodiscard]] Target parse_target(std::string_view text);
+[[nodiscard]] TILEWISE_INTERNAL Target parse_target(std::string_view text);
 /// Every architecture that parse_target() takes, in the order it lists them.
 [[nodiscard]] std::vector<std::string> known_architectures();
 /// "CUDA sm_90a", "HIP gfx942", "the host": for messages.
-[[nodiscard]] std::string to_string(const Target& target);
+[[nodiscard]] TILEWISE_INTERNAL std::string to_string(const Target& target);
 
 }  // namespace tilewise::jit

@@ -9,13 +9,14 @@
 #include <limits>
 #include <span>
 #include <string_view>
-#include <tuple>
 #include <vector>
+#include "operations/pack.hpp"
 
 #include "core/problem_text.hpp"
 #include "core/tensor_checks.hpp"
 #include "operations/elements.hpp"
 #include "operations/layout.hpp"
+#include "operations/table_shapes.hpp"
 
 namespace tilewise::operations::schema {
 
@@ -160,6 +161,14 @@ struct List {
   const Dimension<Problem>* count = nullptr;
   bool Problem::* stacked = nullptr;
   std::string_view noun{};  ///< one of them, in messages
+  /// Instead of a count: of each its element type and shape, where every entry has its own. Any number of them.
+  std::vector<TableShape> Problem::* shapes = nullptr;
+  /// Or: how many entries a problem has, the shape of each, and what entries say of the problem together, which throws
+  /// where they are none.
+  std::size_t (*entries)(const Problem& problem) = nullptr;
+  TableShape (*shape)(const Problem& problem, std::size_t entry) = nullptr;
+  void (*take)(Problem& problem, std::span<const TensorView> entries, Device device) = nullptr;
+  std::string_view (*entry_name)(std::size_t entry) = nullptr;  ///< null: the list's with an index
 };
 
 /// A tensor, or a list of them.
@@ -174,6 +183,7 @@ struct Tensor {
   bool (*changes)(const TensorView& view) = nullptr;
   bool optional = false;
   bool rows = false;  ///< its last dimension is contiguous, and whether every row starts on 16 bytes is the problem's
+  bool broadcast = false;                           ///< it may lack leading dimensions
   bool (*moved)(const Problem& problem) = nullptr;  ///< ... where this holds; null: always
   /// The same of a matrix whose last dimension or the one before it is contiguous: whether the latter is.
   bool Problem::* transposed = nullptr;
@@ -192,6 +202,9 @@ struct Tensor {
   /// Whether it must be there, or where it is optional may be, else it must not: by the field of this key.
   bool (*needed)(const Problem& problem) = nullptr;
   std::string_view needed_by{};
+  std::string_view needs{};  ///< what must be so where it is there, in words; none: those of the field
+  /// What its shape says of which dimensions it has, noted before that is checked.
+  void (*look)(Problem& problem, const TensorView& view) = nullptr;
   void (*note)(Problem& problem, std::span<const TensorView> entries) = nullptr;  ///< anything else
   DType (*entry_dtype)(const Problem& problem, std::size_t entry) = nullptr;      ///< what `note` has noted of one
 
@@ -200,6 +213,13 @@ struct Tensor {
   std::string_view summary{};        ///< for whoever gives it on a command line ...
   std::string_view flag{};           ///< ... by a flag of this name, where that is not the tensor's
 
+  [[nodiscard]] constexpr bool is_list() const {
+    return list.count != nullptr || list.shapes != nullptr || list.entries != nullptr;
+  }
+  /// In messages: an entry of a list that is not stacked.
+  [[nodiscard]] core::ArgumentName entry_name(std::size_t entry) const {
+    return list.entry_name != nullptr ? core::ArgumentName(list.entry_name(entry)) : core::ArgumentName(name, entry);
+  }
   [[nodiscard]] constexpr bool may_be_absent() const { return optional || needed != nullptr; }
   /// What calls of a kind, by its index, do with it.
   [[nodiscard]] constexpr core::Access access_in(std::size_t call) const {
@@ -217,6 +237,7 @@ template <typename Problem, std::size_t count>
     tensor.dimensions = tensors.at(other).dimensions;
     tensor.list = tensors.at(other).list;
     tensor.rows = tensors.at(other).rows;
+    tensor.broadcast = tensors.at(other).broadcast;
   }
   return tensors;
 }
@@ -228,7 +249,7 @@ template <typename Problem>
 }
 
 /// A tensor, and the members of the calls' arguments that hold it: one of each kind of call that has it.
-template <typename Problem, typename MemberTuple, typename NumberTuple = std::tuple<>>
+template <typename Problem, typename MemberTuple, typename NumberTuple = Pack<>>
 struct Argument {
   Tensor<Problem> tensor;
   MemberTuple members;
@@ -236,13 +257,13 @@ struct Argument {
 
   /// Says where calls state a number instead. Whether they do is part of what a call is like, the number is not.
   template <typename... Numbers>
-  [[nodiscard]] constexpr Argument<Problem, MemberTuple, std::tuple<Numbers...>> or_number(Numbers... of) const {
+  [[nodiscard]] constexpr Argument<Problem, MemberTuple, Pack<Numbers...>> or_number(Numbers... of) const {
     return {tensor, members, {of...}};
   }
 };
 template <typename Problem, typename... Members>
-[[nodiscard]] constexpr Argument<Problem, std::tuple<Members...>> argument(const Tensor<Problem>& tensor,
-                                                                           Members... members) {
+[[nodiscard]] constexpr Argument<Problem, Pack<Members...>> argument(const Tensor<Problem>& tensor,
+                                                                     Members... members) {
   return {tensor, {members...}};
 }
 
@@ -260,7 +281,8 @@ struct Field {
   bool (*exists)(const Problem& problem) = nullptr;  ///< problems have it where this holds; null: all do
   std::string_view exists_with{};                    ///< what makes it hold, in words; none: another kind of call
   bool (*stated)(const Problem& problem) = nullptr;  ///< calls state it where this holds; null: all that can
-  std::tuple<Members...> members{};                  ///< of the calls' arguments that the field is copied from
+  Pack<Members...> members{};                        ///< of the calls' arguments that the field is copied from
+  std::string_view summary{};                        ///< for whoever states it on a command line
 
   [[nodiscard]] constexpr bool is_in(const Problem& p) const {
     return !(unpacked_only && is_packed(p)) && (exists == nullptr || exists(p));
@@ -268,25 +290,46 @@ struct Field {
   /// Says where calls state it.
   template <typename... Stated>
   [[nodiscard]] constexpr Field<Problem, Value, Default, Stated...> from(Stated... of) const {
-    return {key, packed_key, unpacked_only, value, by_default, exists, exists_with, stated, {of...}};
+    return {key, packed_key, unpacked_only, value, by_default, exists, exists_with, stated, {of...}, summary};
   }
   /// Says which problems have it.
   [[nodiscard]] constexpr Field where(bool (*holds)(const Problem& problem), std::string_view words = {}) const {
-    return {key, packed_key, unpacked_only, value, by_default, holds, words, stated, members};
+    return {key, packed_key, unpacked_only, value, by_default, holds, words, stated, members, summary};
   }
   /// Says its key where sequences are packed.
   [[nodiscard]] constexpr Field packed_as(std::string_view name) const {
-    return {key, name, unpacked_only, value, by_default, exists, exists_with, stated, members};
+    return {key, name, unpacked_only, value, by_default, exists, exists_with, stated, members, summary};
   }
   /// Says of which problems calls state it: of others it follows from their tensors.
   [[nodiscard]] constexpr Field stated_where(bool (*holds)(const Problem& problem)) const {
-    return {key, packed_key, unpacked_only, value, by_default, exists, exists_with, holds, members};
+    return {key, packed_key, unpacked_only, value, by_default, exists, exists_with, holds, members, summary};
+  }
+  /// Says what it is.
+  [[nodiscard]] constexpr Field summed_up(std::string_view words) const {
+    return {key, packed_key, unpacked_only, value, by_default, exists, exists_with, stated, members, words};
   }
 };
 template <typename Problem, typename Value, typename Default = Fresh>
 [[nodiscard]] constexpr Field<Problem, Value, Default> field(std::string_view key, Value Problem::* value,
                                                              Default by_default = {}) {
   return {key, key, false, value, by_default};
+}
+/// A word of the text that several members say together: made of a problem, and put back into one. No call states it.
+template <typename Problem, typename Value>
+struct WordField {
+  std::string_view key, packed_key;
+  Value (*value)(const Problem& problem);
+  void (*put)(Problem& problem, const Value& value);
+  static constexpr std::string_view exists_with{}, summary{};
+  static constexpr bool (*stated)(const Problem& problem) = nullptr;
+  static constexpr Pack<> members{};
+
+  [[nodiscard]] static constexpr bool is_in(const Problem&) { return true; }
+};
+template <typename Problem, typename Value>
+[[nodiscard]] constexpr WordField<Problem, Value> word(std::string_view key, Value (*value)(const Problem& problem),
+                                                       void (*put)(Problem& problem, const Value& value)) {
+  return {key, key, value, put};
 }
 template <typename Problem, typename Default = Fresh>
 [[nodiscard]] constexpr Field<Problem, std::int64_t, Default> size(const Dimension<Problem>& dimension,
@@ -302,7 +345,7 @@ struct Operation {
   using Problem = typename MemberOf<decltype(kName)>::Class;
   using Names = typename MemberOf<decltype(kName)>::Value;
   static constexpr auto kKind = kName;
-  static constexpr std::size_t kCalls = sizeof...(Calls), kTensors = std::tuple_size_v<ArgumentTuple>;
+  static constexpr std::size_t kCalls = sizeof...(Calls), kTensors = kLengthOf<ArgumentTuple>;
 
   std::string_view name;
   FieldTuple fields;
@@ -334,9 +377,8 @@ struct Operation {
   }
 };
 template <auto kName, typename... Calls, typename... Fields, typename... Arguments>
-[[nodiscard]] constexpr auto operation(std::string_view name, std::tuple<Fields...> fields,
-                                       std::tuple<Arguments...> arguments) {
-  return Operation<kName, std::tuple<Fields...>, std::tuple<Arguments...>, Calls...>{name, fields, arguments};
+[[nodiscard]] constexpr auto operation(std::string_view name, Pack<Fields...> fields, Pack<Arguments...> arguments) {
+  return Operation<kName, Pack<Fields...>, Pack<Arguments...>, Calls...>{name, fields, arguments};
 }
 
 }  // namespace tilewise::operations::schema

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <utility>
 
 #include "core/device.hpp"
@@ -44,8 +45,10 @@ CallTensors::CallTensors(const Problem& problem, std::uint64_t seed, Values valu
   draw_bias();
   draw_head_options();
   draw_tables();
+  draw_block_mask();
   draw_scales();
   draw_seed();
+  draw_indices(seed);
   if (values == Values::special) plant_special_values();
   if (values == Values::large) draw_large_values();
   if (problem.operation == Operation::attention_backward) draw_gradients();
@@ -164,6 +167,16 @@ std::vector<Output> CallTensors::make_gradients(Random& rng) const {
                        0,
                        {"head"}});
   }
+  for (std::size_t i = 0; i < p.tables.size(); ++i) {
+    if (!operations::attention::wants_table_gradient(p, i)) continue;
+    const TableShape& table = p.tables[i];
+    std::vector<int> order(static_cast<std::size_t>(table.rank));
+    std::iota(order.begin(), order.end(), 0);
+    outputs.push_back({std::string(operations::attention::dtable_name(i)),
+                       Buffer(table.dtype, {table.shape.begin(), table.shape.begin() + table.rank},
+                              random_placement(order, false, rng)),
+                       -1, 0});
+  }
   return outputs;
 }
 
@@ -171,7 +184,7 @@ TensorView CallTensors::output_view(const std::vector<Output>& outputs, std::str
   const Output* output = find_output(outputs, name);
   if (!output) return {};
   if (name == "dbias") return without_leading(output->buffer.view(), 4 - options.bias.rank);
-  const bool data = name != "softmax_lse" && name != "dsink";
+  const bool data = name != "softmax_lse" && name != "dsink" && !name.starts_with("dtable");
   return data ? in_layout(output->buffer.view()) : output->buffer.view();
 }
 
@@ -201,6 +214,8 @@ BackwardArguments CallTensors::backward_arguments(const std::vector<Output>& out
   arguments.dbias = output_view(outputs, "dbias");
   arguments.dsink = output_view(outputs, "dsink");
   arguments.options = options;
+  for (std::size_t i = 0; problem_.dtables != 0 && i < problem_.tables.size(); ++i)
+    arguments.options.dtables.push_back(output_view(outputs, operations::attention::dtable_name(i)));
   return arguments;
 }
 
@@ -227,10 +242,11 @@ void CallTensors::for_each_tensor(const std::vector<Output>& outputs, const Chan
                                   const TensorVisitor& visit) const {
   const auto visited = [&](auto arguments) {
     operations::attention::change_each_tensor(arguments, change_defined(change));
-    operations::attention::for_each_tensor(operations::attention::call_of(arguments),
-                                           [&visit](std::string_view name, const TensorView& view, core::Access) {
-                                             if (view.defined()) visit(std::string(name), view);
-                                           });
+    operations::attention::for_each_tensor(
+        operations::attention::call_of(arguments),
+        [&visit](const core::ArgumentName& name, const TensorView& view, core::Access) {
+          if (view.defined()) visit(core::concat(name), view);
+        });
   };
   forward() ? visited(forward_arguments(outputs)) : visited(backward_arguments(outputs));
 }

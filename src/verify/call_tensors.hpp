@@ -77,8 +77,12 @@ class CallTensors final : public DrawnCall {
   [[nodiscard]] bool bias_used(std::span<const std::int64_t> position) const;
   void draw_head_options();
   void draw_tables();
+  void draw_block_mask();
+  /// Checks that a block mask which is made of mask_mod says what that does.
+  void check_made_block_mask() const;
   void draw_scales();
   void draw_seed();
+  void draw_indices(std::uint64_t seed);
   void draw_gradients();
   /// Puts up to three special values into tensors that are defined, of those that the passes have in common or of the
   /// backward pass's own.

@@ -10,7 +10,10 @@
 
 #include "operations/attention/rules.hpp"
 #include "operations/attention/score_functions.hpp"
+#include "operations/selected_keys.hpp"
 #include "verify/call_tensors.hpp"
+#include "verify/draw_functions.hpp"
+#include "verify/draw_indices.hpp"
 
 namespace tilewise::verify {
 namespace {
@@ -21,6 +24,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 Problem forward_of(Problem p) {
   p.operation = Operation::attention_forward;
   p.dlse = p.dbias = p.dsink = p.deterministic = false;
+  p.dtables = 0;
   p.dq = p.dk = p.dv = true;
   return p;
 }
@@ -121,6 +125,24 @@ void CallTensors::draw_lengths() {
   lengths_.seqused_q = int32_data(options.seqused_q);
   lengths_.seqused_k = int32_data(options.seqused_k);
   lengths_.leftpad_k = int32_data(options.leftpad_k);
+}
+
+/// From a seed of their own, so that all else is as without.
+void CallTensors::draw_indices(std::uint64_t seed) {
+  const Problem& p = problem_;
+  if (p.top_k == 0) return;
+  Random rng(seed + 0x1D1CE5u);
+  const std::int64_t heads = operations::index_heads(p);
+  const std::vector<int> order = packed() ? std::vector{0, 1, 2} : std::vector{0, 1, 2, 3};
+  const std::vector<std::int64_t> shape =
+      packed() ? std::vector{p.total_q, heads, p.top_k} : std::vector{p.batch_size, p.seqlen_q, heads, p.top_k};
+  const TensorView view =
+      add_poisoned("key_indices", DType::i32, shape, random_placement(order, true, rng), rng).buffer.view();
+  for (std::int64_t b = 0; b < p.batch_size; ++b) {
+    const device::Sequence s = sequence(b);
+    fill_indices(view, b, s.q_row, s.seqlen_q, s.seqlen_k, rng);
+  }
+  options.key_indices = view;
 }
 
 TensorView CallTensors::add_rows(std::string name, Side side, std::int64_t heads, std::int64_t dim) {
@@ -288,13 +310,7 @@ void CallTensors::draw_tables() {
     const TensorView view =
         add_input(std::string(operations::attention::table_name(i)), table.dtype,
                   {table.shape.begin(), table.shape.begin() + table.rank}, random_placement(order, false, rng_));
-    const expression::Type type = expression::table_type(table.dtype, "table");
-    for_each_element(view, [&](std::span<const std::int64_t>, std::int64_t offset) {
-      // Small ints, so that they serve as indices and repeat as documents do.
-      const bool whole = type == expression::Type::integer;
-      const auto integer = static_cast<double>(rng_.integer(0, whole ? 3 : 1));
-      store_at(view, offset, type == expression::Type::real ? rng_.uniform(-1.0, 1.0) : integer);
-    });
+    fill_table(view, rng_);
     options.tables.push_back(view);
   }
 }

@@ -2,11 +2,13 @@
 #include "verify/error_bounds.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "backends/reference/reference_math.hpp"
 #include "core/parallel.hpp"
 #include "operations/attention/call.hpp"
+#include "operations/attention/table_sums.hpp"
 #include "verify/coarse_sums.hpp"
 #include "verify/weight_errors.hpp"
 
@@ -79,6 +81,7 @@ class BoundsPass {
         exp_(kExpPart * (fp8() ? unit_roundoff(DType::bf16) : r_)),
         tanh_error_(tanh_error),
         coarse_sums_(fp8()),
+        look_ups_(operations::attention::wanted_look_ups(problem)),
         bounds_(bounds) {}
 
   void forward_head(std::int64_t b, std::int64_t h);
@@ -89,7 +92,8 @@ class BoundsPass {
     double score, slope, score_error;  // score_error: of the whole, score_slope_error: of softcap's factor
     double slope_error;
     bool visible;
-    double mod_slope = 1.0, mod_slope_error = 0.0;  // score_mod's derivative
+    double mod_slope = 1.0, mod_slope_error = 0.0;    // score_mod's derivative
+    double unmodified = 0.0, unmodified_error = 0.0;  // of the score before score_mod
   };
 
   [[nodiscard]] ErrorBounds* find(std::string_view name) { return find_bounds(bounds_, name); }
@@ -139,6 +143,8 @@ class BoundsPass {
                               const double* k) const;
   [[nodiscard]] Weight modified(const HeadContext& c, std::int64_t i, std::int64_t j, double unmodified,
                                 Weight weight) const;
+  void add_to_table(const expression::LookUpDerivative& look_up, const HeadContext& c, std::int64_t i, std::int64_t j,
+                    const Weight& w, double gradient, double gradient_error);
   void backward_row(const HeadContext& c, std::int64_t i, const double* q, const double* out, const double* dout,
                     const Rows& k, const Rows& v, RowSums& dq, RowSums& dk, RowSums& dv);
   void add_shared(std::string_view name, std::size_t index, double error, double term) {
@@ -156,6 +162,7 @@ class BoundsPass {
   double exp_;         // of their exponentials
   double tanh_error_;  // of a softcap's tanh, relative, beside u_
   bool coarse_sums_;
+  std::vector<expression::LookUpDerivative> look_ups_;  // of tables whose gradients are wanted
   std::vector<ErrorBounds>& bounds_;
 };
 
@@ -202,6 +209,8 @@ BoundsPass::Weight BoundsPass::weight(const HeadContext& c, std::int64_t i, std:
 BoundsPass::Weight BoundsPass::modified(const HeadContext& c, std::int64_t i, std::int64_t j, double unmodified,
                                         Weight weight) const {
   const double error = weight.score_error, score = c.functions.score(unmodified, i, j);
+  weight.unmodified = unmodified;
+  weight.unmodified_error = error;
   weight.mod_slope = c.functions.slope(unmodified, i, j);
   weight.score_error = 0.0;
   for (const double near : {unmodified - error, unmodified + error}) {
@@ -223,16 +232,19 @@ void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
   const Rows q = Head(p_.q, dtype_, b, s.q_row, h, p_.head_dim).read_rows(s.seqlen_q);
   const Rows k = Head(p_.k, dtype_, b, s.k_row, h_k, p_.head_dim).read_rows(s.seqlen_k);
   const Rows v = Head(p_.v, dtype_, b, s.k_row, h_k, p_.head_dim_v).read_rows(s.seqlen_k);
-  std::vector<Weight> weights(static_cast<std::size_t>(s.seqlen_k));
+  std::vector<std::int64_t> keys;
+  std::vector<Weight> weights;
   RowSums out(s.seqlen_q, p_.head_dim_v);
   std::vector<double> value(static_cast<std::size_t>(p_.head_dim_v));
   for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
-    const device::KeyRange keys = c.keys(i);
+    keys.clear();
+    weights.clear();
     double maximum = c.sink();
-    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-      Weight& w = weights[static_cast<std::size_t>(j)] = weight(c, i, j, q[i], k[j]);
-      if (w.visible) maximum = std::max(maximum, w.score);
-    }
+    c.for_each_key(i, [&](std::int64_t j) {
+      keys.push_back(j);
+      weights.push_back(weight(c, i, j, q[i], k[j]));
+      if (weights.back().visible) maximum = std::max(maximum, weights.back().score);
+    });
     if (maximum == -kInfinity) continue;  // sees nothing: exact
     const auto error_of = [&](double score, double score_error) {
       return score_error + u_ * (3.0 * distance(score, maximum) + 4.0) + exp_;
@@ -241,8 +253,7 @@ void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
     WeightRange range(maximum);
     if (c.sink() != -kInfinity) range.add(c.sink(), 0.0);
     double sum = std::exp(c.sink() - maximum), sum_errors = sum == 0.0 ? 0.0 : sum * error_of(c.sink(), 0.0);
-    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-      const Weight& w = weights[static_cast<std::size_t>(j)];
+    for (const Weight& w : weights) {
       if (!w.visible) continue;
       range.add(w.score, w.score_error);
       sum += std::exp(w.score - maximum);
@@ -258,8 +269,9 @@ void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
     }
     std::fill(value.begin(), value.end(), 0.0);
     std::size_t added = c.sink() == -kInfinity ? 0 : 1;  // scores of the range before the next one
-    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-      const Weight& w = weights[static_cast<std::size_t>(j)];
+    for (std::size_t m = 0; m < keys.size(); ++m) {
+      const std::int64_t j = keys[m];
+      const Weight& w = weights[m];
       if (!w.visible) continue;
       const std::size_t n = added++;
       const double dropout = c.dropout(i, j);
@@ -287,10 +299,9 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
   const double delta_error = sum_error(p_.head_dim_v) * dot_magnitude(out, dout, p_.head_dim_v) +
                              2.0 * u_ * (std::abs(dlse) + std::abs(delta));
   const double scale = numbers_.factors.softmax_scale;
-  const device::KeyRange keys = c.keys(i);
-  for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+  c.for_each_key(i, [&](std::int64_t j) {
     const Weight w = weight(c, i, j, q, k[j]);
-    if (!w.visible) continue;
+    if (!w.visible) return;
     const double p = std::exp(w.score - lse), dropout = c.dropout(i, j);
     // Relative to p, of the one difference.
     const double p_error = exponential_error(w.score_error) + u_ * (3.0 * distance(w.score, lse) + 4.0) + exp_;
@@ -310,6 +321,10 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
       for (int n = 0; n < 4; ++n) index = index * p_.dbias_shape[n] + (p_.dbias_shape[n] == 1 ? 0 : position[n]);
       add_shared("dbias", static_cast<std::size_t>(index), ds_error, ds);
     }
+    const double gradient_error =
+        std::abs(gradient) * (p_error + 4.0 * u_) + p * (dp_error + delta_error + 2.0 * u_ * std::abs(dp));
+    for (const expression::LookUpDerivative& look_up : look_ups_)
+      add_to_table(look_up, c, i, j, w, gradient, gradient_error);
     // A weight, or its product with softcap's slope, that is rounded among subnormals before it becomes a factor of ds
     // is off by r_tiny_.
     const double tiny = r_tiny_ * (1.0 + std::abs(dp - delta + dlse));
@@ -317,13 +332,39 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
     const double error = std::abs(scale) * ((w.slope + w.slope_error) * ds_error + std::abs(ds) * w.slope_error + tiny);
     dq.add(i, error, scale * w.slope * ds, k[j]);
     dk.add(j, error, scale * w.slope * ds, q);
-  }
+  });
   if (c.sink() != -kInfinity) {
     const double p = std::exp(c.sink() - lse);
     add_shared("dsink", static_cast<std::size_t>(c.h),
                p * (delta_error + std::abs(dlse - delta) * (u_ * (3.0 * distance(c.sink(), lse) + 8.0) + exp_)),
                p * (dlse - delta));
   }
+}
+
+/// What one look-up of a position adds to its element's gradient, whose score has this one.
+void BoundsPass::add_to_table(const expression::LookUpDerivative& look_up, const HeadContext& c, std::int64_t i,
+                              std::int64_t j, const Weight& w, double gradient, double gradient_error) {
+  const std::span tables(p_.tables, numbers_.functions.table_count);
+  std::int64_t element = -1;
+  operations::attention::LookUpPlaces(look_up, tables).find(c.b, c.h, i, j, 1, &element);
+  if (element < 0) return;
+  const auto slope_at = [&]<typename Real>(Real score) {
+    using Input = expression::Input<Real>;
+    const auto same = [](const std::int64_t& value) { return Input{.integers = &value, .uniform = true}; };
+    const std::array inputs{Input{.reals = &score, .uniform = true}, same(c.b), same(c.h), same(i), same(j)};
+    Real slope = 0;
+    expression::Evaluator<Real>(look_up.slope, tables)(inputs, 1, &slope);
+    return double{slope};
+  };
+  const double slope = slope_at(w.unmodified);
+  double slope_error = 0.0;
+  for (const double near : {w.unmodified - w.unmodified_error, w.unmodified + w.unmodified_error})
+    slope_error = std::max(slope_error, std::abs(slope_at(near) - slope));
+  if (dtype_ != DType::f64) {
+    slope_error += 4.0 * std::abs(slope_at(static_cast<float>(w.unmodified)) - slope) + 16.0 * u_ * std::abs(slope);
+  }
+  add_shared(operations::attention::dtable_name(look_up.table), static_cast<std::size_t>(element),
+             std::abs(gradient) * slope_error + (std::abs(slope) + slope_error) * gradient_error, gradient * slope);
 }
 
 void BoundsPass::backward_key_head(std::int64_t b, std::int64_t h_k) {
@@ -360,7 +401,7 @@ std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vec
   std::vector<ErrorBounds> bounds = no_errors(expected);
   BoundsPass pass(params, problem, tanh_error, bounds);
   const std::int64_t heads = forward ? params.num_heads_q : params.num_heads_k;
-  const bool shared = params.dbias.data || params.dsink.data;
+  const bool shared = params.dbias.data || params.dsink.data || problem.dtables != 0;
   core::parallel_for(params.batch_size * heads, shared ? 1 : core::num_threads(), [&](std::int64_t task, int) {
     forward ? pass.forward_head(task / heads, task % heads) : pass.backward_key_head(task / heads, task % heads);
   });

@@ -6,6 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "backends/reference/block_mask.hpp"
+#include "backends/reference/score_functions.hpp"
+#include "device/common/selected.h"
 #include "operations/elements.hpp"
 #include "verify/error_bounds.hpp"
 #include "verify/kv_cache_call.hpp"
@@ -21,8 +24,11 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 class Pass {
  public:
-  Pass(const KvCacheParams& p, const std::vector<Output>& expected, Values values, double tanh_error)
+  Pass(const KvCacheParams& p, const KvCacheProblem& problem, const std::vector<Output>& expected, Values values,
+       double tanh_error)
       : p_(p),
+        functions_(problem),
+        block_mask_(problem.block_mask),
         special_(values == Values::special),
         tanh_error_(tanh_error),
         r_(unit_roundoff(p.dtype)),
@@ -36,13 +42,21 @@ class Pass {
     for (std::int64_t b = 0; b < p_.batch_size; ++b) {
       const Sequence s = sequence_of(p_, b);
       if (s.absent) continue;
-      for (std::int64_t h = 0; h < p_.num_heads_q; ++h)
-        for (std::int64_t i = 0; i < s.seqlen_q; ++i) bound_row(s, b, h, i);
+      for (std::int64_t h = 0; h < p_.num_heads_q; ++h) bound_head(s, b, h);
     }
     return std::move(bounds_);
   }
 
  private:
+  using FunctionsOfHead = backends::reference::FunctionsOfHead;
+  using BlockMaskOfHead = backends::reference::BlockMaskOfHead;
+
+  void bound_head(const Sequence& s, std::int64_t b, std::int64_t h) {
+    FunctionsOfHead functions(functions_, p_.tables, b, h);
+    BlockMaskOfHead blocks(block_mask_, p_.block_mask, b, h);
+    for (std::int64_t i = 0; i < s.seqlen_q; ++i) bound_row(s, functions, blocks, b, h, i);
+  }
+
   [[nodiscard]] double cache_element(const device::Tensor4& cache, const ScaleTensor& scales, const CachePlace& at,
                                      std::int64_t b, std::int64_t h, std::int64_t d) const {
     const std::int64_t offset = at.row * cache.batch_stride + at.place * cache.seq_stride + h * cache.head_stride + d;
@@ -51,8 +65,10 @@ class Pass {
   }
 
   /// The score of key j and its error.
-  [[nodiscard]] std::pair<double, double> score(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i,
-                                                std::int64_t j, const std::vector<double>& q) const {
+  [[nodiscard]] std::pair<double, double> score(const Sequence& s, FunctionsOfHead& functions, std::int64_t b,
+                                                std::int64_t h, std::int64_t i, std::int64_t j,
+                                                const std::vector<double>& q) const {
+    const std::int64_t position = i + s.diagonal();
     const CachePlace at = cache_place(p_, s, b, s.leftpad + j);
     const std::int64_t head_k = h / (p_.num_heads_q / p_.num_heads_k);
     double sum = 0.0, magnitude = 0.0;
@@ -77,30 +93,47 @@ class Pass {
     }
     if (p_.alibi_slopes != nullptr) {
       const double slope = p_.alibi_slopes[b * p_.alibi_batch_stride + h * p_.alibi_head_stride];
-      const double bias = slope * static_cast<double>(std::abs(i + s.diagonal() - j));
+      const double bias = slope * static_cast<double>(std::abs(position - j));
       value = static_cast<float>(value - bias);
       error += 4.0 * kU * bias;
     }
-    return {value, error};
+    return functions.modifies() ? modified(functions, value, error, position, j) : std::pair(value, error);
   }
 
-  void bound_row(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i) {
-    const KeyRange keys = visible_keys(p_, s, i);
+  /// What score_mod makes of a score and its error: that of its values nearby, and of computing it in fp32.
+  [[nodiscard]] static std::pair<double, double> modified(FunctionsOfHead& functions, double score, double error,
+                                                          std::int64_t position, std::int64_t j) {
+    const double value = static_cast<float>(functions.score(score, position, j));
+    if (!std::isfinite(value)) return {value, 0.0};
+    double modified_error = 4.0 * functions.lost_in_single(score, position, j)[0] + 16.0 * kU * std::abs(value);
+    for (const double near : {score - error, score + error})
+      modified_error = std::max(modified_error, std::abs(functions.score(near, position, j) - value));
+    return {value, modified_error};
+  }
+
+  void bound_row(const Sequence& s, FunctionsOfHead& functions, BlockMaskOfHead& blocks, std::int64_t b, std::int64_t h,
+                 std::int64_t i) {
+    std::vector<std::int64_t> keys;
+    device::for_each_seen_key(p_.key_indices, visible_keys(p_, s, i), b, s.q_row + i,
+                              h / (p_.num_heads_q / p_.num_heads_k), [&](std::int64_t j) {
+                                if (sees(blocks, functions, i + s.diagonal(), j)) keys.push_back(j);
+                              });
     const double sink = p_.sink == nullptr ? -kInfinity : load_element(p_.sink_dtype, p_.sink, h * p_.sink_stride);
-    if (keys.end <= keys.begin) {  // the sink alone, on its way through units of log2
+    const auto set_sink_alone = [&] {  // on its way through units of log2
       if (sink != -kInfinity) set("softmax_lse", lse_index(s, b, h, i), 8.0 * kU * (1.0 + std::abs(sink)));
-      return;
-    }
+    };
+    if (keys.empty()) return set_sink_alone();
     const std::vector<double> q = query(s, b, h, i);
     std::vector<double> weight, error;
     double largest = sink;
-    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-      const auto [value, off] = score(s, b, h, i, j, q);
+    for (const std::int64_t j : keys) {
+      const auto [value, off] = score(s, functions, b, h, i, j, q);
       weight.push_back(value);
       error.push_back(off);
       largest = std::max(largest, value);
     }
-    if (special_) mark_reach(s, b, h, i, weight);
+    if (special_) mark_reach(s, b, h, i, keys, weight);
+    if (std::ranges::count(weight, -kInfinity) == std::ssize(weight)) return set_sink_alone();
     WeightRange range(largest);
     double sum = sink == -kInfinity ? 0.0 : std::exp(sink - largest);
     if (sink != -kInfinity) range.add(sink, 0.0);
@@ -111,7 +144,7 @@ class Pass {
       sum += std::exp(weight[n] - largest);
     }
     const double lse = largest + std::log(sum), sum_error = weigh(range, largest, sum, weight, error);
-    set_row(s, b, h, i, weight, error, sum_error);
+    set_row(s, b, h, i, keys, weight, error, sum_error);
     set("softmax_lse", lse_index(s, b, h, i),
         sum_error + (range.wide() ? range.log_error() : 0.0) + 8.0 * kU * std::abs(lse));
   }
@@ -144,17 +177,18 @@ class Pass {
 
   /// Where a row's result may be, or must be, no number, by the scores of the keys that it sees.
   void mark_reach(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i,
-                  const std::vector<double>& scores) {
+                  const std::vector<std::int64_t>& keys, const std::vector<double>& scores) {
     ErrorBounds* const found = find_bounds(bounds_, "out");
     const std::span row(found->reach.data() + out_index(s, b, h, i), static_cast<std::size_t>(p_.head_dim_v));
-    const KeyRange keys = visible_keys(p_, s, i);
-    bool sees = false, nan = false;
+    std::vector<bool> seen(static_cast<std::size_t>(s.seqlen_k()), false);
+    bool nan = false;
+    for (std::size_t n = 0; n < keys.size(); ++n) {
+      if (scores[n] != -kInfinity) seen[static_cast<std::size_t>(keys[n])] = true;
+      nan |= !(scores[n] < kInfinity);
+    }
+    const bool sees = std::ranges::count(seen, true) > 0;
     for (std::int64_t j = 0; j < s.seqlen_k(); ++j) {
-      const bool within = j >= keys.begin && j < keys.end;
-      const double value = within ? scores[static_cast<std::size_t>(j - keys.begin)] : -kInfinity;
-      sees |= value != -kInfinity;
-      nan |= !(value < kInfinity);
-      if (value != -kInfinity) continue;
+      if (seen[static_cast<std::size_t>(j)]) continue;
       // 0, the weight of what is hidden, times NaN.
       const CachePlace at = place_or_none(s, b, j);
       for (std::size_t d = 0; at.row >= 0 && d < row.size(); ++d)
@@ -173,13 +207,13 @@ class Pass {
     return cache_element(p_.v_cache, p_.v_scale, at, b, h / (p_.num_heads_q / p_.num_heads_k), d);
   }
 
-  void set_row(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<double>& weight,
-               const std::vector<double>& error, double sum_error) {
-    const std::int64_t first = visible_keys(p_, s, i).begin, head_k = h / (p_.num_heads_q / p_.num_heads_k);
+  void set_row(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<std::int64_t>& keys,
+               const std::vector<double>& weight, const std::vector<double>& error, double sum_error) {
+    const std::int64_t head_k = h / (p_.num_heads_q / p_.num_heads_k);
     std::vector<double> limit(static_cast<std::size_t>(p_.head_dim_v));
     for (std::size_t n = 0; n < weight.size(); ++n) {
       if (weight[n] == 0.0 && error[n] == 0.0) continue;
-      const CachePlace at = cache_place(p_, s, b, s.leftpad + first + static_cast<std::int64_t>(n));
+      const CachePlace at = cache_place(p_, s, b, s.leftpad + keys[n]);
       for (std::int64_t d = 0; d < p_.head_dim_v; ++d)
         limit[static_cast<std::size_t>(d)] +=
             std::abs(cache_element(p_.v_cache, p_.v_scale, at, b, head_k, d)) *
@@ -229,6 +263,8 @@ class Pass {
 
   static constexpr double kU = 0x1p-24;
   const KvCacheParams& p_;
+  backends::reference::ScoreFunctions functions_;
+  BlockMaskShape block_mask_;
   bool special_;
   double tanh_error_;
   double r_;
@@ -237,9 +273,9 @@ class Pass {
 
 }  // namespace
 
-std::vector<ErrorBounds> kv_cache_bounds(const KvCacheParams& params, const std::vector<Output>& expected,
-                                         Values values, double tanh_error) {
-  return Pass(params, expected, values, tanh_error).run();
+std::vector<ErrorBounds> kv_cache_bounds(const KvCacheParams& params, const KvCacheProblem& problem,
+                                         const std::vector<Output>& expected, Values values, double tanh_error) {
+  return Pass(params, problem, expected, values, tanh_error).run();
 }
 
 }  // namespace tilewise::verify

@@ -42,6 +42,7 @@ void copy_elements(const TensorView& from, const TensorView& to) {
 DrawnKvCache::DrawnKvCache(const KvCacheProblem& problem, std::uint64_t seed, Values values)
     : problem_(problem), values_(values), rng_(seed), aligned_(draws_aligned_rows(seed)) {
   validate(problem);
+  options_ = operations::kv_cache::stated_options(problem);
   draw_lengths();
   draw_rows();
   if (is_paged(problem) && problem.slots == SlotKind::none) draw_pages();
@@ -50,6 +51,9 @@ DrawnKvCache::DrawnKvCache(const KvCacheProblem& problem, std::uint64_t seed, Va
   draw_scales();
   draw_rotary();
   if (!alone()) draw_scores();
+  draw_tables();
+  draw_indices(seed);
+  draw_block_mask(seed);
   Random special_rng(~seed);  // of its own, so that all else is as with ordinary values
   if (values == Values::special) plant_special_values(special_rng);
   if (values == Values::large) draw_large_values(special_rng);
@@ -123,11 +127,9 @@ void DrawnKvCache::draw_lengths() {
       cu_new_ = alike ? cu_q_ : draw_cu_seqlens(p.total_k_new, std::min(p.seqlen_k_new, capacity));
       if (p.slots != SlotKind::none) cu_new_ = draw_cu_seqlens(p.total_k_new, p.seqlen_k_new);
       if (!alike) options_.cu_seqlens_k_new = add_lengths("cu_seqlens_k_new", cu_new_);
-      options_.max_seqlen_k_new = p.seqlen_k_new;
       if (alike && capacity < p.seqlen_q) core::invalid_argument("capacity: must hold the new keys");
     }
     if (!alone()) options_.cu_seqlens_q = add_lengths("cu_seqlens_q", cu_q_);
-    if (!alone()) options_.max_seqlen_q = p.seqlen_q;
   }
   const std::int64_t number = rng_.integer(0, std::max<std::int64_t>(capacity - p.seqlen_k_new, 0));
   const bool counted = p.append || rng_.chance(0.5);
@@ -249,10 +251,7 @@ void DrawnKvCache::draw_caches() {
   const KvCacheProblem& p = problem_;
   k_cache_ = add("k_cache", p.cache_dtype, cache_shape(p.head_dim), true);
   fill_cache(k_cache_);
-  if (p.mla) {
-    options_.head_dim_v = p.head_dim_v;
-    return;
-  }
+  if (p.mla) return;
   v_cache_ = add("v_cache", p.cache_dtype, cache_shape(p.head_dim_v), true);
   fill_cache(v_cache_);
 }
@@ -355,7 +354,7 @@ std::vector<ErrorBounds> DrawnKvCache::bounds(const std::vector<Output>& expecte
   const AppendKvArguments append = append_arguments(expected);
   using operations::kv_cache::Call;
   const Call call = alone() ? Call(append) : Call(attention);
-  return kv_cache_bounds(operations::kv_cache::make_params(call, problem_), expected, values_, tanh_error);
+  return kv_cache_bounds(operations::kv_cache::make_params(call, problem_), problem_, expected, values_, tanh_error);
 }
 
 }  // namespace tilewise::verify

@@ -54,6 +54,9 @@ class DrawnKvCache final : public DrawnCall {
   void draw_scales();
   void draw_rotary();
   void draw_scores();
+  void draw_tables();
+  void draw_indices(std::uint64_t seed);
+  void draw_block_mask(std::uint64_t seed);
   /// Numbers where the call may read, elsewhere what must not reach a result.
   void fill_cache(const TensorView& cache);
   /// Those places that are in use.
@@ -78,6 +81,7 @@ class DrawnKvCache final : public DrawnCall {
 /// must be equal: every implementation rounds them alike. With special values, where they may show is as reach.hpp has
 /// it of attention.
 [[nodiscard]] std::vector<ErrorBounds> kv_cache_bounds(const operations::kv_cache::KvCacheParams& params,
+                                                       const KvCacheProblem& problem,
                                                        const std::vector<Output>& expected, Values values,
                                                        double tanh_error);
 

@@ -4,6 +4,9 @@
 #include <optional>
 #include <utility>
 
+#include "verify/draw_block_mask.hpp"
+#include "verify/draw_functions.hpp"
+#include "verify/draw_indices.hpp"
 #include "verify/kv_cache_call.hpp"
 
 namespace tilewise::verify {
@@ -34,8 +37,6 @@ void DrawnKvCache::draw_scales() {
 void DrawnKvCache::draw_rotary() {
   const KvCacheProblem& p = problem_;
   if (p.rotary_dim == 0) return;
-  options_.rotary_interleaved = p.rotary_interleaved;
-  options_.rotary_offset = p.rotary_offset;
   std::int64_t last = 0;
   if (p.rotary_seqlens) {
     std::vector<std::int64_t> first;
@@ -60,13 +61,6 @@ void DrawnKvCache::draw_rotary() {
 
 void DrawnKvCache::draw_scores() {
   const KvCacheProblem& p = problem_;
-  options_.mask = p.mask;
-  options_.window_left = p.window_left;
-  options_.window_right = p.window_right;
-  options_.softmax_scale = p.softmax_scale;
-  options_.softcap = p.softcap;
-  options_.num_splits = p.num_splits;
-  options_.batch_invariant = p.batch_invariant;
   if (p.alibi_slopes != AlibiKind::none) {
     const bool per_batch = p.alibi_slopes == AlibiKind::per_batch_head;
     const TensorView slopes =
@@ -80,6 +74,49 @@ void DrawnKvCache::draw_scores() {
   const TensorView sink = add("sink", operations::kv_cache::sink_dtype(p), {p.num_heads_q}, false);
   for_each_element(sink, [&](std::span<const std::int64_t>, std::int64_t at) { store_at(sink, at, rng_.normal()); });
   options_.sink = sink;
+}
+
+void DrawnKvCache::draw_tables() {
+  for (std::size_t i = 0; i < problem_.tables.size(); ++i) {
+    const TableShape& table = problem_.tables[i];
+    const auto rank = static_cast<std::size_t>(table.rank);
+    const TensorView view = add(std::string(operations::table_name(i)), table.dtype,
+                                std::vector(table.shape.begin(), table.shape.begin() + table.rank), rank == 0);
+    fill_table(view, rng_);
+    options_.tables.push_back(view);
+  }
+}
+
+/// From a seed of their own, so that all else is as without.
+void DrawnKvCache::draw_indices(std::uint64_t seed) {
+  const KvCacheProblem& p = problem_;
+  if (p.top_k == 0) return;
+  Random rng(seed + 0x1D1CE5u);
+  std::vector<std::int64_t> shape = rows_shape(true, operations::index_heads(p), p.top_k);
+  const Placement rows = placement(shape.size(), DType::i32, true, rng);
+  const TensorView view = add_poisoned("key_indices", DType::i32, std::move(shape), rows, rng).buffer.view();
+  for (std::size_t n = 0; n < cached_.size(); ++n) {
+    const auto b = static_cast<std::int64_t>(n);
+    const bool packed = !cu_q_.empty();
+    const std::int64_t first = packed ? cu_q_[n] : 0, count = packed ? cu_q_[n + 1] - first : p.seqlen_q;
+    const std::int64_t added = !p.append ? 0 : cu_new_.empty() ? p.seqlen_k_new : cu_new_[n + 1] - cu_new_[n];
+    const std::int64_t seqlen_k = cached_[n] + added - (leftpad_.empty() ? 0 : leftpad_[n]);
+    fill_indices(view, b, first, count, std::max<std::int64_t>(seqlen_k, 0), rng);
+  }
+  options_.key_indices = view;
+}
+
+/// Likewise.
+void DrawnKvCache::draw_block_mask(std::uint64_t seed) {
+  if (!operations::has_block_mask(problem_)) return;
+  Random rng(seed + 0xB10C5u);
+  options_.block_rows = problem_.block_mask.rows;
+  options_.block_keys = problem_.block_mask.keys;
+  const auto add = [&](std::string name, std::vector<std::int64_t> shape) {
+    const Placement placed = placement(shape.size(), DType::i32, false, rng);
+    return add_poisoned(std::move(name), DType::i32, std::move(shape), placed, rng).buffer.view();
+  };
+  options_.block_mask = drawn_block_mask(operations::kv_cache::blocked_scores(problem_), add, rng);
 }
 
 /// Small integers times a power of two, whose products sum exactly in any order; equal ones now and then.

@@ -6,7 +6,10 @@
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "operations/kv_cache/kv_cache.hpp"
+#include "verify/draw_block_mask.hpp"
 #include "verify/draw_fields.hpp"
+#include "verify/draw_functions.hpp"
+#include "verify/draw_indices.hpp"
 #include "verify/kv_cache_call.hpp"
 #include "verify/verifier.hpp"
 
@@ -142,11 +145,17 @@ class KvCacheVerifier final : public Verifier {
           return softcap > 25.0 ? std::exp2(softcap) : softcap;
         }
         return rng.chance(0.2) ? rng.uniform(-0.3, 0.5) : value;
-      } else {
+      } else if constexpr (std::is_same_v<Value, std::int64_t>) {
         return draw_size(key, value, limits.head_dim_multiple, rng);
+      } else {
+        return value;  // functions: see below
       }
     });
-    return fitted(problem, limits);
+    problem = fitted(problem, limits);
+    draw_functions(problem, features, ~seed);
+    draw_selected(problem, features, seed + 0x5E1Eu);
+    draw_block_mask(problem, features, seed + 0xB10Cu);
+    return problem;
   }
 
   [[nodiscard]] AnyProblem resized(const AnyProblem& problem, std::uint64_t seed, const Limits& limits) const override {
@@ -178,6 +187,29 @@ class KvCacheVerifier final : public Verifier {
     fit_cost(problem, limits.max_flops);
     fit_capacity(problem);
     return operations::kv_cache::canonical(problem);
+  }
+  /// From a seed of their own, so that all else is as without.
+  static void draw_functions(KvCacheProblem& problem, FeatureSet features, std::uint64_t seed) {
+    if (operations::kv_cache::appends_alone(problem)) return;
+    Random rng(seed);
+    if (features.contains(Feature::score_mod) && rng.chance(0.08)) problem.score_mod = drawn_score_mod(rng);
+    if (features.contains(Feature::mask_mod) && rng.chance(0.08)) problem.mask_mod = drawn_mask_mod(rng);
+    if (problem.score_mod.empty() && problem.mask_mod.empty()) return;
+    problem.tables = drawn_tables(problem.batch_size, problem.num_heads_q, capacity_of(problem), rng);
+    problem = operations::kv_cache::canonical(problem);
+  }
+  static void draw_selected(KvCacheProblem& problem, FeatureSet features, std::uint64_t seed) {
+    Random rng(seed);
+    if (operations::kv_cache::appends_alone(problem) || !features.contains(Feature::key_indices) || !rng.chance(0.08))
+      return;
+    draw_top_k(problem, capacity_of(problem), rng);
+  }
+  static void draw_block_mask(KvCacheProblem& problem, FeatureSet features, std::uint64_t seed) {
+    Random rng(seed);
+    if (operations::kv_cache::appends_alone(problem) || !features.contains(Feature::block_mask) || !rng.chance(0.08))
+      return;
+    problem.block_mask = drawn_block_mask_shape(rng);
+    problem = operations::kv_cache::canonical(problem);
   }
   /// One that the limits leave.
   static DType lasting_dtype(FeatureSet features) {

@@ -2,10 +2,17 @@
 // tile sizes, dimensions that divide nothing, options in combination.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "operations/attention/rules.hpp"
+#include "operations/attention/schema.hpp"
+#include "operations/attention/score_functions.hpp"
+#include "operations/derived/call.hpp"
+#include "verify/draw_block_mask.hpp"
+#include "verify/draw_functions.hpp"
+#include "verify/draw_indices.hpp"
 #include "verify/random.hpp"
 #include "verify/verify.hpp"
 
@@ -17,7 +24,7 @@ using operations::attention::Feature;
 class ProblemDraw {
  public:
   ProblemDraw(std::uint64_t seed, const Filter& filter)
-      : rng_(seed), softcap_rng_(seed + 0x50F7CA9u), filter_(filter) {}
+      : rng_(seed), softcap_rng_(seed + 0x50F7CA9u), selected_rng_(seed + 0x5E1EC7u), filter_(filter) {}
 
   /// The options and heads of `problem`, in other sizes.
   Problem resize(const Problem& problem) {
@@ -42,35 +49,35 @@ class ProblemDraw {
     draw_bias();
     draw_dropout();
     draw_outputs();
-    p_.clear_rest = wanted(Feature::clear_rest, 0.5);  // last, so that seeds keep the problems that they had
     draw_functions();
+    draw_selected();
+    draw_block_mask();
     return operations::attention::canonical(p_);
   }
 
  private:
-  /// Functions of every kind of operator, and look-ups that are not all within their tables. Few: most implementations
-  /// refuse them.
+  /// Few: most implementations refuse them.
   void draw_functions() {
-    if (wanted(Feature::score_mod, 0.04)) {
-      p_.score_mod = rng_.pick<const char*>(
-          {"score-abs(table0[h])*abs(q_idx-kv_idx)", "4.0*tanh(score/4.0)", "select(kv_idx<=q_idx,score,-inf)",
-           "score+table0[h]*table1[kv_idx%8]", "score*0.5+0.125*((q_idx+b)//3%5)",
-           "max(score,-2.0)-log(1.0+exp2(-abs(score)))", "select(table1[min(q_idx,7)]==table1[kv_idx],score,score-1.5)",
-           "score+table3[h,clamp(q_idx-kv_idx+40,0,79)]", "score*table4[b]+float(table3[h,kv_idx])*0.5"});
+    if (wanted(Feature::score_mod, 0.04)) p_.score_mod = drawn_score_mod(rng_);
+    if (wanted(Feature::mask_mod, 0.04)) p_.mask_mod = drawn_mask_mod(rng_);
+    if (!p_.score_mod.empty() || !p_.mask_mod.empty())
+      p_.tables = drawn_tables(p_.batch_size, p_.num_heads_q, std::max(p_.seqlen_q, p_.seqlen_k), rng_);
+    if (p_.operation == Operation::attention_forward || p_.score_mod.empty() || !wanted(Feature::dtables, 0.6)) return;
+    for (std::size_t i = 0; i < p_.tables.size(); ++i) {
+      const DType dtype = p_.tables[i].dtype;
+      if (operations::attention::has_table_gradient(dtype) && rng_.chance(0.7)) p_.dtables |= std::int64_t{1} << i;
     }
-    if (wanted(Feature::mask_mod, 0.04)) {
-      p_.mask_mod = rng_.pick<const char*>({"kv_idx<=q_idx", "(q_idx-kv_idx)%3!=1", "(abs(q_idx-kv_idx)<40)|(kv_idx<5)",
-                                            "table1[q_idx//16]<=table1[kv_idx//16]", "(kv_idx+b+h)%7<5",
-                                            "table0[h]<0.5", "table2[b,q_idx]==table2[b,kv_idx]",
-                                            "(table2[b,q_idx]!=table2[b,kv_idx])|(kv_idx==q_idx)"});
-    }
-    if (!p_.score_mod.empty() || !p_.mask_mod.empty()) {
-      p_.tables = {{DType::f32, 1, {p_.num_heads_q}},
-                   {DType::i32, 1, {8}},
-                   {DType::i64, 2, {p_.batch_size, std::max(p_.seqlen_q, p_.seqlen_k)}},
-                   {rng_.pick({DType::f32, DType::bf16, DType::f16, DType::fp8_e4m3}), 2, {p_.num_heads_q, 80}},
-                   {rng_.pick({DType::f64, DType::fp8_e5m2}), 1, {p_.batch_size}}};
-    }
+  }
+
+  /// Likewise, and from a seed of its own, so that problems drawn before it stay.
+  void draw_selected() {
+    const bool drawn = filter_.features.contains(Feature::key_indices) && selected_rng_.chance(0.05);
+    if (drawn && !p_.dbias && p_.dtables == 0)  // which kernels do not combine with it
+      draw_top_k(p_, p_.seqlen_k, selected_rng_);
+  }
+
+  void draw_block_mask() {
+    if (wanted(Feature::block_mask, 0.05)) p_.block_mask = drawn_block_mask_shape(rng_);
   }
 
   /// True with a probability, where the filter allows the feature.
@@ -201,9 +208,6 @@ class ProblemDraw {
     }
     if (wanted(Feature::window_left, 0.3)) p_.window_left = window(p_.seqlen_k);
     if (wanted(Feature::top_left, 0.35)) p_.alignment = Alignment::top_left;
-    p_.seqused_q = wanted(Feature::seqused_q, 0.2);
-    p_.seqused_k = wanted(Feature::seqused_k, 0.25);
-    p_.leftpad_k = wanted(Feature::leftpad_k, 0.2);
   }
 
   void draw_scores() {
@@ -232,17 +236,38 @@ class ProblemDraw {
     // A scale of kept values up to 65536 would overflow f16.
     const bool fits = operations::attention::out_dtype_of(p_) != DType::f16;
     p_.dropout_p = fits && rng_.chance(0.1) ? 65535.0 / 65536.0 : rng_.pick({0.1, 0.5, 0.9, 1.0 / 65536.0});
-    p_.seed_tensor = wanted(Feature::seed_tensor, 0.4);
+  }
+
+  /// Whatever calls switch on by a bool, and whichever tensors they may give, as the schema says.
+  void draw_flags() {
+    operations::schema::apply([this](const auto&... fields) { (draw_flag(fields), ...); },
+                              operations::attention::kSchema.fields);
+    const auto call = static_cast<std::size_t>(p_.operation);
+    for (std::size_t place = 0; place < kTensors.size(); ++place) {
+      const auto& tensor = kTensors[place];
+      const bool may_be_given = kRoles[call][place] && tensor.access == core::Access::read && tensor.optional;
+      if (may_be_given && tensor.given != nullptr) switch_on(tensor.given);
+    }
+  }
+  template <typename Field>
+  void draw_flag(const Field& field) {
+    if constexpr (operations::schema::kLengthOf<decltype(field.members)> > 0)
+      if constexpr (std::is_same_v<decltype(field.value), bool Problem::*>) switch_on(field.value);
+  }
+  /// Now and then, where the filter allows what it asks for.
+  void switch_on(bool Problem::* field) {
+    const operations::attention::FeatureSet without = operations::attention::required_features(p_);
+    p_.*field = rng_.chance(0.2);
+    const auto asked = operations::attention::required_features(p_).minus(without);
+    if (!asked.minus(filter_.features).empty()) p_.*field = false;
   }
 
   void draw_outputs() {
-    p_.batch_invariant = wanted(Feature::batch_invariant, 0.1);
+    draw_flags();
     if (p_.operation == Operation::attention_forward) {
       p_.softmax_lse = rng_.chance(0.7);
       return;
     }
-    p_.deterministic = wanted(Feature::deterministic, 0.3);
-    p_.dlse = wanted(Feature::dlse, 0.3);
     p_.dbias = p_.bias != BiasKind::none && p_.bias != BiasKind::boolean && wanted(Feature::dbias, 0.7);
     p_.dsink = p_.sink != SinkKind::none && wanted(Feature::dsink, 0.7);
     if (rng_.chance(0.7)) return;
@@ -252,8 +277,12 @@ class ProblemDraw {
     if (!(p_.dq || p_.dk || p_.dv || p_.dbias || p_.dsink)) p_.dq = true;
   }
 
+  static constexpr const auto& kTensors = operations::schema::kTensors<operations::attention::kSchema>;
+  static constexpr const auto& kRoles = operations::schema::kRoles<operations::attention::kSchema>;
+
   Random rng_;
   Random softcap_rng_;  // of its own, so that problems drawn before it stay
+  Random selected_rng_;
   const Filter& filter_;
   Problem p_;
 };

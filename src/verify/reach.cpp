@@ -45,11 +45,19 @@ class ReachPass {
   /// How a position counts.
   enum class Sight : std::uint8_t { seen, dropped, hidden, hidden_by_product };
 
+  /// Notes which keys selection leaves to query i.
+  void select_keys(const HeadContext& c, std::int64_t i) {
+    selected_.assign(static_cast<std::size_t>(c.sequence.seqlen_k), false);
+    c.for_each_key(i, [this](std::int64_t j) { selected_[static_cast<std::size_t>(j)] = true; });
+  }
+  /// Of a query whose keys are noted.
   [[nodiscard]] Sight sight(const HeadContext& c, std::int64_t i, std::int64_t j, const Score<double>& score) const {
-    const device::KeyRange keys = c.keys(i);
-    if (j < keys.begin || j >= keys.end) return Sight::hidden;
-    const bool by_position = p_.bias_type != device::kBiasNone || numbers_.functions.mask_mod;
-    if (!score.visible()) return by_position ? Sight::hidden : Sight::hidden_by_product;
+    if (!selected_[static_cast<std::size_t>(j)]) return Sight::hidden;
+    if (!score.visible()) {
+      // Of rows of zeros: a mask that leaves the position alone has not hidden a product of -infinity.
+      const bool by_position = !c.score(i, j, zeros_.data(), zeros_.data()).visible();
+      return by_position ? Sight::hidden : Sight::hidden_by_product;
+    }
     return c.dropout(i, j) == 0.0 ? Sight::dropped : Sight::seen;
   }
 
@@ -74,6 +82,8 @@ class ReachPass {
   Numbers numbers_;
   DType dtype_;
   std::vector<ErrorBounds>& bounds_;
+  std::vector<bool> selected_;
+  std::vector<double> zeros_ = std::vector<double>(static_cast<std::size_t>(p_.head_dim), 0.0);  // a row of q or k
 };
 
 void ReachPass::forward_head(std::int64_t b, std::int64_t h) {
@@ -87,6 +97,7 @@ void ReachPass::forward_head(std::int64_t b, std::int64_t h) {
   for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
     Reach* const out = row_of("out", b, p_.seqlen_q, s.q_row + i, h, p_.num_heads_q, p_.head_dim_v);
     bool sees = false, nan = false;
+    select_keys(c, i);
     for (std::int64_t j = 0; j < s.seqlen_k; ++j) {
       const Score<double> score = c.score(i, j, q[i], k[j]);
       const Sight how = sight(c, i, j, score);
@@ -151,6 +162,7 @@ void ReachPass::backward_key_head(std::int64_t b, std::int64_t h_k) {
       const bool special = !all_finite(q[i], p_.head_dim) || !all_finite(dout[i], p_.head_dim_v) ||
                            !all_finite(out[i], p_.head_dim_v) || !std::isfinite(lse) || !std::isfinite(dlse);
       const BackwardRow row{c, i, h_k, q[i], dout[i], k, v, lse == -kInfinity, special};
+      select_keys(c, i);
       for (std::int64_t j = 0; j < s.seqlen_k; ++j) {
         const auto key = static_cast<std::size_t>(j);
         if (special || special_k[key] || special_v[key]) backward_position(row, j);

@@ -74,7 +74,8 @@ TEST(ReportRows, AWrongResultIsAFailureWhateverOthersDo) {
 }
 
 /// Each row's problem stands for what the row says; together those of the KV cache step ask for everything it has but
-/// f32, which GPUs don't compute. The texts themselves are given to parse_problem() here, so that none is wrong.
+/// f32, which GPUs don't compute. The texts themselves are given to parse_problem() here, so that
+/// none is wrong.
 TEST(ReportFeatures, CoverTheKvCacheStep) {
   using operations::kv_cache::Feature, operations::kv_cache::FeatureSet;
   FeatureSet reached;

@@ -81,6 +81,9 @@ SINK = RNG.standard_normal(HEADS_Q).astype(np.float32)
 BIAS = RNG.standard_normal((1, HEADS_Q, SEQLEN_Q, SEQLEN_K)).astype(np.float32)
 VISIBLE = RNG.uniform(size=(BATCH, 1, SEQLEN_Q, SEQLEN_K)) < 0.7
 
+ONE = np.ones((1, 1, 1), np.int32)
+FIRST = np.zeros((1, 1, 1, 1), np.int32)
+
 CASES = {
     "plain": ({}, [], {}),
     "causal": ({}, ["--mask", "causal"], {"window": (-1, 0)}),
@@ -104,6 +107,12 @@ CASES = {
         {"slopes": SLOPES},
     ),
     "mask_mod": ({}, ["--mask-mod", "kv_idx <= q_idx + 4"], {"window": (-1, 0)}),
+    # Of the one block, which is full, nothing is asked.
+    "block_mask": (
+        {"block_counts": 0 * ONE, "block_indices": FIRST, "full_block_counts": ONE, "full_block_indices": FIRST},
+        ["--mask-mod", "kv_idx <= q_idx + 4", "--block-rows", "64"],
+        {},
+    ),
 }
 
 
@@ -306,6 +315,9 @@ def test_empty_sequences(run):
         ({"dout": np.zeros((2, 7, 4, 5), np.float32)}, ["--dq", "dq.npy"], ["dout", "5"]),
         ({"dout": np.zeros((2, 7, 4, 6), np.float32)}, ["--dbias", "dbias.npy"], ["--dbias: needs --bias"]),
         ({"dout": np.zeros((2, 7, 4, 6), np.float32)}, ["--dsink", "dsink.npy"], ["--dsink: needs --sink"]),
+        ({"block_counts": ONE}, [], ["--block-indices: must be given with --block-counts (got none)"]),
+        ({"full_block_counts": ONE, "full_block_indices": FIRST}, [], ["--full-block-counts: needs --block-counts"]),
+        ({"block_counts": ONE, "block_indices": FIRST}, ["--block-rows", "20"], ["block_rows", "multiple of 16", "20"]),
         ({}, ["--lse", "out.npy"], ["--lse: must name another file than --out", "out.npy"]),
         (
             {"dout": np.zeros((2, 7, 4, 6), np.float32)},

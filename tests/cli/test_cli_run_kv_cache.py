@@ -166,6 +166,25 @@ def test_a_problem_states_the_options(tilewise, tmp_path, step):
     assert "PROBLEM: must agree with the files" in wrong
 
 
+def test_a_block_mask(tilewise, tmp_path, step):
+    """All keys of the first sequence are hidden; the second one's are asked of."""
+    np.save(tmp_path / "counts.npy", np.array([0, 1], np.int32).reshape(2, 1, 1))
+    np.save(tmp_path / "indices.npy", np.zeros((2, 1, 1, 1), np.int32))
+    call = files(tmp_path, q="q", k_cache="keys", v_cache="values", cache_seqlens="lengths", out="out")
+    mask = files(tmp_path, block_counts="counts", block_indices="indices")
+    words = ["--mask-mod", "kv_idx % 2 == 0", "--block-rows", "16", "--block-keys", "32"]
+    done = tilewise("run", *call, *mask, *words)
+    assert "block_mask=16x32[b,1]" in done.stdout
+    out = np.load(tmp_path / "out.npy")
+    assert not out[0].any() and out[1].any()
+    problem = done.stdout.splitlines()[0]
+    tilewise("run", problem, *call, *mask)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), out)
+    alone = files(tmp_path, k="k", v="v", k_cache="keys", v_cache="values", k_cache_out="new", cache_seqlens="lengths")
+    message = tilewise("run", *alone, *mask, status=2).stderr
+    assert "--block-counts: needs --q (got none)" in message
+
+
 CALL = {"q": "q", "k": "k", "v": "v", "k_cache": "keys", "v_cache": "values", "cache_seqlens": "lengths", "out": "x"}
 
 

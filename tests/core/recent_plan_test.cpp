@@ -137,10 +137,58 @@ TEST_F(Remembered, OverridesMatter) {
   EXPECT_EQ(recent_.find(call, {}), nullptr);
 }
 
-TEST_F(Remembered, CallsWithOtherTensorsAreNotRemembered) {
-  SmallCall packed = SmallCall::packed();
-  recent_.remember(operations::attention::call_of(packed.forward), overrides_, plan_for(describe(packed.forward)));
-  EXPECT_EQ(find(packed.forward), nullptr);
+TEST_F(Remembered, ValuesAreLookedAt) {
+  SmallCall packed = SmallCall::packed();  // of 3 and 5 rows, up to 2 and 4 of a sequence
+  const core::PlanState plan = plan_for(describe(packed.forward));
+  recent_.remember(operations::attention::call_of(packed.forward), overrides_, plan);
+  EXPECT_EQ(find(packed.forward), plan);
+  ForwardArguments other = packed.forward;
+  other.options.cu_seqlens_q = packed.lengths({0, 0, 3});
+  EXPECT_EQ(find(other), nullptr) << "a longer sequence";
+  other.options.cu_seqlens_q = packed.lengths({0, 1, 3});
+  EXPECT_EQ(find(other), plan);
+  other.options.cu_seqlens_q = packed.lengths({0, 1, 9});
+  EXPECT_THROW((void)find(other), Error);
+  EXPECT_EQ(find(call_.forward), nullptr);
+
+  ForwardArguments used = call_.forward;
+  used.options.seqused_k = call_.lengths({1, 5});
+  recent_.remember(operations::attention::call_of(used), overrides_, plan);
+  EXPECT_EQ(find(used), plan);
+  used.options.seqused_k = call_.lengths({1, 6});
+  EXPECT_THROW((void)find(used), Error);
+
+  ForwardArguments seeded = call_.forward;
+  seeded.options.seed_and_offset = call_.tensor({2}, DType::i64);
+  recent_.remember(operations::attention::call_of(seeded), overrides_, plan);
+  EXPECT_EQ(find(seeded), plan);
+  seeded.options.seed = 7;
+  EXPECT_EQ(find(seeded), nullptr);
+
+  ForwardArguments scaled = call_.forward;
+  scaled.options.k_scale_value = 0.5;
+  recent_.remember(operations::attention::call_of(scaled), overrides_, plan);
+  scaled.options.k_scale_value = 2.0;
+  EXPECT_EQ(find(scaled), plan);
+  scaled.options.k_scale_value = -2.0;
+  EXPECT_EQ(find(scaled), nullptr);
+}
+
+TEST_F(Remembered, CallsWithTablesAreNotRemembered) {
+  ForwardArguments call = call_.forward;
+  call.options.score_mod = "score+table0[h]";
+  call.options.tables.push_back(call_.tensor({4}));
+  recent_.remember(operations::attention::call_of(call), overrides_, backward_plan_);
+  EXPECT_EQ(find(call), nullptr);
+  EXPECT_EQ(find(call_.forward), forward_plan_);
+}
+
+TEST_F(Remembered, CallsWithBlockMasksAreNotRemembered) {
+  ForwardArguments call = call_.forward;
+  call.options.block_mask = {call_.tensor({1, 1, 1}, DType::i32), call_.tensor({1, 1, 1, 1}, DType::i32)};
+  EXPECT_EQ(find(call), nullptr);
+  recent_.remember(operations::attention::call_of(call), overrides_, backward_plan_);
+  EXPECT_EQ(find(call), nullptr);
   EXPECT_EQ(find(call_.forward), forward_plan_);
 }
 

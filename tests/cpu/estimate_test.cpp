@@ -132,8 +132,11 @@ TEST(CpuEstimates, OrderInstructionSetsAlikeForEveryProblemAndThreadCount) {
           EXPECT_EQ(in_order(threads), alone)
               << to_string(order[i]) << ", " << threads << " threads: " << to_string(problem);
         }
-        // dbias takes one more pass over scores, which tiles don't make faster.
-        EXPECT_TRUE(alone || problem.dbias) << to_string(order[i]) << ": " << to_string(problem);
+        // dbias takes one more pass over scores, which tiles don't make faster; of a few microseconds what tiles cost
+        // themselves shows.
+        const bool nearly =
+            estimate(problem, order[i], processor, 1) <= 1.05 * estimate(problem, order[i + 1], processor, 1);
+        EXPECT_TRUE(alone || nearly || problem.dbias) << to_string(order[i]) << ": " << to_string(problem);
       }
     }
   }

@@ -16,7 +16,7 @@ struct LaunchRecord {
   std::uint32_t blocks, threads, shared_bytes;
   void* stream;
   bool programmatic;                 ///< may begin before the kernel before it has ended
-  std::array<std::byte, 512> block;  ///< the beginning of the parameters
+  std::array<std::byte, 768> block;  ///< the beginning of the parameters
   /// As the kernel that they are for takes them.
   template <typename Params>
   [[nodiscard]] Params params() const {

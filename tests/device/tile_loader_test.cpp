@@ -62,10 +62,11 @@ struct RecordingMachine {
     return {reinterpret_cast<std::uintptr_t>(start), bytes};
   }
   template <class T>
-  static T load_window(const Window& from, std::uint32_t offset) {
+  static T load_window(const Window& from, std::uint32_t offset, std::uint32_t further) {
     std::array<std::uint16_t, sizeof(T) / 2> elements{};
     if (std::uint64_t{offset} + sizeof(T) <= from.bytes) {
-      for (std::size_t i = 0; i < elements.size(); ++i) elements[i] = VirtualTensor::at(from.start + offset + 2 * i);
+      const std::uintptr_t start = from.start + further + offset;
+      for (std::size_t i = 0; i < elements.size(); ++i) elements[i] = VirtualTensor::at(start + 2 * i);
     }
     return std::bit_cast<T>(elements);
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../support/dense_call.hpp"
+#include "../support/emulated_machines.hpp"
 #include "../support/expect_passed.hpp"
 #include "tilewise/attention.hpp"
 #include "verify/random.hpp"
@@ -229,14 +230,9 @@ TEST_P(EmulatedNotANumber, DrawnBackwardWithABiasInF32) {
   check("attention_backward dtype=bf16 head_dim=23 head_dim_v=39 bias=f32[b,1,q,k] dlse=1", 16);
 }
 
-std::string machine_of(const testing::TestParamInfo<std::string>& info) {
-  return info.param.substr(info.param.find('.') + 1);
-}
-INSTANTIATE_TEST_SUITE_P(Machines, EmulatedNotANumber,
-                         testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"), machine_of);
-INSTANTIATE_TEST_SUITE_P(Machines, EmulatedSink,
-                         testing::Values("emulation.sm80", "emulation.sm90", "emulation.cdna", "emulation.rdna"),
-                         machine_of);
+TILEWISE_ON_MACHINES(EmulatedNotANumber, "emulation.cdna");
+TILEWISE_ON_MACHINES_BY_NIGHT(EmulatedNotANumber, "emulation.sm80", "emulation.rdna");
+TILEWISE_ON_MACHINES(EmulatedSink, "emulation.sm80", "emulation.sm90", "emulation.cdna", "emulation.rdna");
 
 }  // namespace
 }  // namespace tilewise::test

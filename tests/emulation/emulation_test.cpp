@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../support/dense_call.hpp"
+#include "../support/emulated_machines.hpp"
 #include "../support/expect_passed.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
@@ -128,8 +129,7 @@ TEST_P(Emulation, RefusesWithReasons) {
   unsetenv("TILEWISE_CXX");
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, Emulation, testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
-                         [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
+TILEWISE_ON_MACHINES(Emulation, "emulation.sm80", "emulation.cdna", "emulation.rdna");
 
 }  // namespace
 }  // namespace tilewise::test

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/emulated_machines.hpp"
 #include "../support/expect_passed.hpp"
 #include "core/message.hpp"
 #include "tilewise/moe.hpp"
@@ -187,9 +188,8 @@ TEST_P(EmulatedExperts, RefusesWithAReasonAndIsNeverChosenUnasked) {
             "w_format=fp8_row)");
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, EmulatedExperts,
-                         testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
-                         [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
+TILEWISE_ON_MACHINES(EmulatedExperts, "emulation.cdna");
+TILEWISE_ON_MACHINES_BY_NIGHT(EmulatedExperts, "emulation.sm80", "emulation.rdna");
 
 }  // namespace
 }  // namespace tilewise::test

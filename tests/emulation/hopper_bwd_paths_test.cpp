@@ -42,7 +42,7 @@ TEST(HopperBwdPaths, WideHeads) {
 }
 
 /// Wide heads of whose dk and dv two warpgroups have 64 keys each, and multiply dq besides.
-TEST(HopperBwdPaths, WideHeadsThatMultiplyDqToo) {
+TEST(HopperBwdPaths, WideHeadsThatMultiplyDqTooByNight) {
   const std::string both = "128x64 tiles, 2 warpgroups that multiply dq too, 2 stages, scheduled by a counter",
                     narrow = "num_heads_q=2 head_dim=192 head_dim_v=128 ";
   check_backward(both, "dtype=bf16 " + narrow + kLengths);
@@ -61,7 +61,7 @@ TEST(HopperBwdPaths, WideHeadsThatMultiplyDqToo) {
 }
 
 /// And whose sums of dq have an order.
-TEST(HopperBwdPaths, WideHeadsThatMultiplyDqTooInAFixedOrder) {
+TEST(HopperBwdPaths, WideHeadsThatMultiplyDqTooInAFixedOrderByNight) {
   const std::string own = "128x64 tiles, 2 warpgroups that multiply dq too, 2 stages, scheduled by a counter",
                     of_group = own + ", a query head at a time",
                     by_blocks = ", dq in a fixed order, rounded by blocks without tiles",
@@ -217,7 +217,7 @@ TEST(HopperBwdPaths, ABias) {
 }
 
 /// Blocks that work on one tile of keys after the other, whose tiles of queries are odd numbers.
-TEST(HopperBwdPaths, OptionsOfPersistentBlocks) {
+TEST(HopperBwdPaths, OptionsOfPersistentBlocksByNight) {
   const std::string_view scheduled = "scheduled by a counter", in_order = "scheduled by a counter, dq in a fixed order";
   const std::string heads = " num_heads_q=2 ", lengths = heads + "seqlen_q=650 seqlen_k=700 ";
   check_backward(scheduled, "dtype=bf16 head_dim=64 dropout_p=0.25 mask=causal" + lengths);
@@ -250,7 +250,7 @@ TEST(HopperBwdPaths, Dropout) {
                      kGroups);
 }
 
-TEST(HopperBwdPaths, DropoutAndWideHeads) {
+TEST(HopperBwdPaths, DropoutAndWideHeadsByNight) {
   const std::string drops = " dropout_p=0.25 seqlen_q=100 seqlen_k=170";
   check_backward("64x64 tiles, 2 warpgroups, 2 stages", "dtype=bf16 head_dim=256 mask=causal" + kGroups + drops);
   check_backward("64x64 tiles", "dtype=f16 head_dim=192 head_dim_v=128 window_left=70 num_heads_q=2" + drops);
@@ -266,7 +266,7 @@ TEST(HopperBwdPaths, DropoutAndWideHeads) {
                  true);
 }
 
-TEST(HopperBwdPaths, InAFixedOrder) {
+TEST(HopperBwdPaths, InAFixedOrderByNight) {
   const std::string lengths = " seqlen_q=300 seqlen_k=400 deterministic=1";
   check_backward("hopper_bwd 128x128 tiles", "dtype=bf16 head_dim=64 mask=causal" + kGroups + lengths);
   check_backward("128x64 tiles", "dtype=bf16 head_dim=128 num_heads_q=2" + lengths);

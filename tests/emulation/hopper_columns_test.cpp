@@ -7,7 +7,7 @@ namespace {
 
 const std::string kTwoHeads = "dtype=bf16 num_heads_q=2 ", kLong = " batch_size=2 seqlen_q=200 seqlen_k=330";
 
-TEST(HopperColumns, AreTurnedInEveryTile) {
+TEST(HopperColumns, AreTurnedInEveryTileByNight) {
   const std::string turned = "stages, columns turned";
   for (const std::string dims : {"head_dim=72", "head_dim=72 mask=causal", "head_dim=136 mask=causal", "head_dim=200",
                                  "head_dim=72 window_left=60 window_right=9"}) {

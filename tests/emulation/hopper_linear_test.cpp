@@ -16,9 +16,12 @@ using core::concat;
 
 constexpr std::string_view kName = "emulation.sm90";
 
-/// Checks two problems that differ in strides and groups, of which one has special values.
-void check(const std::string& text) {
+/// Checks two problems that differ in strides and groups, of which one has special values, where the schedule has
+/// these tiles.
+void check(const std::string& text, std::string_view tiles = "") {
   const AnyProblem problem = parse_problem("linear " + text);
+  const std::string schedule = plan(problem, {std::string(kName)}).schedule();
+  ASSERT_NE(schedule.find(tiles), std::string::npos) << "other tiles: " << schedule << "\n  " << text;
   for (const bool special : {false, true}) expect_passed(problem, kName, aligned_seed(special));
 }
 
@@ -39,6 +42,15 @@ TEST(EmulatedHopperLinear, GroupsOfAnyRows) {
   check("dtype=f16 tokens=33 n=136 k=72 groups=counts_i64 num_experts=40 activation=gelu_tanh");
   check("dtype=bf16 tokens=300 n=264 k=40 groups=offsets_i64 num_experts=3 w_transposed=1");
   check("dtype=bf16 tokens=9 n=8 k=8 groups=counts_i32 num_experts=70");
+}
+
+TEST(EmulatedHopperLinear, GroupsWithSidesSwapped) {
+  check("dtype=bf16 tokens=700 n=520 k=136 groups=offsets_i32 num_experts=3 bias=bf16 activation=silu",
+        "tiles of up to 256 rows by 128 of w, two side by side");
+  check("dtype=bf16 tokens=300 n=272 k=72 groups=counts_i32 num_experts=2 bias=f32 out_dtype=f16",
+        "tiles of up to 192 rows");
+  check("dtype=f16 tokens=150 n=264 k=200 groups=offsets_i64 num_experts=2", "tiles of up to 128 rows");
+  check("dtype=f16 tokens=90 n=264 k=72 groups=counts_i64 num_experts=140 out_dtype=bf16", "tiles of up to 64 rows");
 }
 
 TEST(EmulatedHopperLinear, ScalesOfBlocks) {

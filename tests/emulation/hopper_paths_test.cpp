@@ -133,7 +133,7 @@ TEST(HopperPaths, FewTiles) {
 }
 
 /// Keys in parts: their number, parts that see nothing, and what combine adds.
-TEST(HopperPaths, PartsOfTheKeys) {
+TEST(HopperPaths, PartsOfTheKeysByNight) {
   const std::string few = " seqlen_q=20 seqlen_k=1500 num_heads_q=2 num_heads_k=1";
   check("splits", "dtype=bf16 head_dim=128 mask=causal" + few);
   check("splits", "dtype=f16 head_dim=64 head_dim_v=40 sink=query window_left=1200 mask=causal" + few);

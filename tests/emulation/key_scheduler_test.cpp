@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "../support/emulated_machines.hpp"
 #include "../support/expect_passed.hpp"
 #include "decoding.hpp"
 #include "tilewise/plan.hpp"
@@ -33,7 +34,7 @@ TEST_P(EmulatedKeyScheduler, SequencesOfAnyLength) {
   check(std::vector<std::int32_t>(90, 100));  // each whole
 }
 
-TEST_P(EmulatedKeyScheduler, EveryOption) {
+TEST_P(EmulatedKeyScheduler, EveryOptionByNight) {
   const std::string decode = "kv_cache_attention batch_size=3 cache_seqlens=1 ";
   const std::string pages = "page_size=32 num_pages=900 max_pages_per_seq=300 ";
   for (const std::string& rest : {
@@ -79,9 +80,8 @@ TEST_P(EmulatedKeyScheduler, WhereThereIsNone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, EmulatedKeyScheduler,
-                         testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
-                         [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
+TILEWISE_ON_MACHINES(EmulatedKeyScheduler, "emulation.sm80");
+TILEWISE_ON_MACHINES_BY_NIGHT(EmulatedKeyScheduler, "emulation.cdna", "emulation.rdna");
 
 }  // namespace
 }  // namespace tilewise::test

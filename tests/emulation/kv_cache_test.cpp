@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/emulated_machines.hpp"
 #include "../support/expect_passed.hpp"
 #include "../support/kv_cache_step.hpp"
 #include "core/implementation.hpp"
@@ -110,6 +111,26 @@ TEST_P(EmulatedKvCache, DecodesFromFp8) {
   check(
       "kv_cache_attention dtype=bf16 cache_dtype=fp8_e4m3 scales=head layout=thd batch_size=3 total_q=9 max_seqlen_q=4 "
       "num_heads_q=4 num_heads_k=1 head_dim=64 capacity=90 cache_seqlens=1 cache_leftpad=1 mask=causal");
+}
+
+/// Up to 32 rows, whose wave is alone with its tiles (CDNA loads them straight to operands): runs of two and of four
+/// columns, one group of them and several, pages shorter than a tile and no pages, the last tile half used.
+TEST_P(EmulatedKvCache, DecodesFromOperands) {
+  const std::string step = "kv_cache_attention cache_seqlens=1 batch_size=2 seqlen_q=";
+  for (const char* rest :
+       {"1 dtype=bf16 num_heads_q=8 num_heads_k=2 head_dim=64 page_size=16 num_pages=20 max_pages_per_seq=7",
+        "1 dtype=f16 num_heads_q=4 num_heads_k=1 head_dim=128 page_size=3 num_pages=60 max_pages_per_seq=30 "
+        "num_splits=2 softmax_lse=1",
+        "3 dtype=bf16 num_heads_q=2 head_dim=192 capacity=70 mask=causal append=1 seqlen_k_new=3",
+        "1 dtype=bf16 num_heads_q=2 head_dim=256 capacity=90 cache_leftpad=1 mask=causal window_left=50",
+        "1 dtype=f16 cache_dtype=fp8_e4m3 scales=head num_heads_q=2 head_dim=256 page_size=8 num_pages=30 "
+        "max_pages_per_seq=12 num_splits=2",
+        "1 dtype=bf16 mla=1 num_heads_q=16 num_heads_k=1 head_dim=576 head_dim_v=512 page_size=64 num_pages=4 "
+        "max_pages_per_seq=2"}) {
+    check(step + rest, 3);
+    const std::string schedule = plan(parse_problem(step + rest), {GetParam()}).schedule();
+    EXPECT_EQ(schedule.find("tiles in registers") != std::string::npos, GetParam() == "emulation.cdna") << schedule;
+  }
 }
 
 /// A key alone has weight 1, so that its values come back as they are: every byte there is.
@@ -382,7 +403,7 @@ TEST_F(EmulatedHopperLatent, OneTileAndAnOddNumber) {
   }
 }
 
-TEST_F(EmulatedHopperLatent, QueriesThatSeeDifferentKeys) {
+TEST_F(EmulatedHopperLatent, QueriesThatSeeDifferentKeysByNight) {
   check(
       "splits",
       "dtype=bf16 num_heads_q=16 head_dim=576 head_dim_v=512 page_size=64 num_pages=16 max_pages_per_seq=14 seqlen_q=3 "
@@ -425,9 +446,8 @@ TEST_F(EmulatedHopperLatent, PackedQueries) {
   check("2 stages", packed + "num_heads_q=64 max_seqlen_q=9 total_q=20 append=1 max_seqlen_k_new=9 num_splits=1");
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, EmulatedKvCache,
-                         testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
-                         [](const auto& machine) { return machine.param.substr(machine.param.find('.') + 1); });
+TILEWISE_ON_MACHINES(EmulatedKvCache, "emulation.sm80");
+TILEWISE_ON_MACHINES_BY_NIGHT(EmulatedKvCache, "emulation.cdna", "emulation.rdna");
 
 }  // namespace
 }  // namespace tilewise::test

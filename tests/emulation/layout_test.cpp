@@ -8,6 +8,7 @@
 #include "backends/emulation/matrix_unit.hpp"
 #include "backends/emulation/operand_layout.hpp"
 #include "device/common/float16.h"
+#include "device/common/float8.h"
 #include "verify/random.hpp"
 
 namespace tilewise::test {
@@ -67,6 +68,19 @@ TEST(Layout, Mfma32x32x8IsThatOfAmdsCalculator) {
       const int gpr = 4 * (i / 8) + i % 4, lane = 32 * (i / 4 % 2) + j;
       EXPECT_EQ(Mfma32x32x16::d(lane, gpr).m, i);
       EXPECT_EQ(Mfma32x32x16::d(lane, gpr).n, j);
+    }
+  }
+}
+
+// The same of v_mfma_f32_32x32x16_fp8_fp8: four bytes to a word.
+TEST(Layout, Mfma32x32x16Fp8IsThatOfAmdsCalculator) {
+  for (int k = 0; k < 16; ++k) {
+    for (int i = 0; i < 32; ++i) {
+      const int lane = 32 * (k / 8) + i, word = k % 8 / 4, byte = k % 4;
+      EXPECT_EQ(Mfma32x32x16Fp8::a(lane, word, byte).index, i);
+      EXPECT_EQ(Mfma32x32x16Fp8::a(lane, word, byte).k, k);
+      EXPECT_EQ(Mfma32x32x16Fp8::b(lane, word, byte).index, i);
+      EXPECT_EQ(Mfma32x32x16Fp8::b(lane, word, byte).k, k);
     }
   }
 }
@@ -156,12 +170,14 @@ template <class I>
 void check_product(device::HostMatrix matrix, std::int32_t element) {
   verify::Random random(7);
   float a[I::kM][I::kK], b[I::kK][I::kN];
-  const auto draw = [&] { return static_cast<float>(random.integer(-8, 8)); };  // exact in both types
+  const auto draw = [&] { return static_cast<float>(random.integer(-8, 8)); };  // exact in all types
   for (auto& row : a)
     for (float& x : row) x = draw();
   for (auto& row : b)
     for (float& x : row) x = draw();
+  const int parts = element == device::kE4m3 ? 4 : 2;
   const auto bits = [&](float x) -> std::uint32_t {
+    if (element == device::kE4m3) return device::float_to_e4m3(2.0f * x);  // as e4m3fnuz, whose bytes are half of it
     return element == device::kBf16 ? device::float_to_bf16(x) : device::float_to_f16(x);
   };
   std::uint32_t words_a[I::kLanes][I::kWordsA] = {}, words_b[I::kLanes][I::kWordsB] = {};
@@ -169,14 +185,14 @@ void check_product(device::HostMatrix matrix, std::int32_t element) {
   std::array<MultiplyArguments, I::kLanes> arguments;
   std::vector<const MultiplyArguments*> lanes;
   for (int lane = 0; lane < I::kLanes; ++lane) {
-    for (int half = 0; half < 2; ++half) {
+    for (int part = 0; part < parts; ++part) {
       for (int word = 0; word < I::kWordsA; ++word) {
-        const OperandPlace p = I::a(lane, word, half);
-        words_a[lane][word] |= bits(a[p.index][p.k]) << (16 * half);
+        const OperandPlace p = I::a(lane, word, part);
+        words_a[lane][word] |= bits(a[p.index][p.k]) << (32 / parts * part);
       }
       for (int word = 0; word < I::kWordsB; ++word) {
-        const OperandPlace p = I::b(lane, word, half);
-        words_b[lane][word] |= bits(b[p.k][p.index]) << (16 * half);
+        const OperandPlace p = I::b(lane, word, part);
+        words_b[lane][word] |= bits(b[p.k][p.index]) << (32 / parts * part);
       }
     }
     for (int i = 0; i < I::kAccumulators; ++i) d[lane][i] = static_cast<float>(lane + i);
@@ -193,6 +209,8 @@ void check_product(device::HostMatrix matrix, std::int32_t element) {
     }
   }
 }
+
+TEST(MatrixUnit, MultipliesFp8) { check_product<Mfma32x32x16Fp8>(device::HostMatrix::kMfma32x32x16Fp8, device::kE4m3); }
 
 TEST(MatrixUnit, MultipliesEveryInstructionInBothTypes) {
   for (const std::int32_t element : {device::kBf16, device::kF16}) {

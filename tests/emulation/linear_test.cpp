@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/emulated_machines.hpp"
 #include "../support/expect_passed.hpp"
 #include "tilewise/linear.hpp"
 
@@ -134,9 +135,8 @@ TEST_P(EmulatedLinear, IsNeverChosenUnaskedAndRefuses) {
             "dx wants rows of w with scales of their own contiguous, n is (w_transposed, w_format=fp8_row)");
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, EmulatedLinear,
-                         testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
-                         [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
+TILEWISE_ON_MACHINES(EmulatedLinear, "emulation.rdna");
+TILEWISE_ON_MACHINES_BY_NIGHT(EmulatedLinear, "emulation.sm80", "emulation.cdna");
 
 }  // namespace
 }  // namespace tilewise::test

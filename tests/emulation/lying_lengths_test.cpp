@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/emulated_machines.hpp"
 #include "operations/attention/attention.hpp"
 #include "operations/attention/call.hpp"
 #include "verify/call_tensors.hpp"
@@ -88,11 +89,10 @@ TEST_P(LyingLengthsOfHopper, LeadNoLaneOutsideTheTensors) {
         kOptions);
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, LyingLengthsOfHopper, testing::Values("emulation.sm90"),
-                         [](const auto&) { return std::string("sm90"); });
+TILEWISE_ON_MACHINES(LyingLengthsOfHopper, "emulation.sm90");
 
-INSTANTIATE_TEST_SUITE_P(Machines, LyingLengths, testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
-                         [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
+TILEWISE_ON_MACHINES(LyingLengths, "emulation.sm80");
+TILEWISE_ON_MACHINES_BY_NIGHT(LyingLengths, "emulation.cdna", "emulation.rdna");
 
 }  // namespace
 }  // namespace tilewise::test

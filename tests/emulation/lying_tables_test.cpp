@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/emulated_machines.hpp"
 #include "operations/kv_cache/kv_cache.hpp"
 
 namespace tilewise::test {
@@ -230,8 +231,8 @@ TEST_P(LyingTables, RowsOfNoSequenceAreNotWritten) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, LyingTables, testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
-                         [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
+TILEWISE_ON_MACHINES(LyingTables, "emulation.rdna");
+TILEWISE_ON_MACHINES_BY_NIGHT(LyingTables, "emulation.sm80", "emulation.cdna");
 
 }  // namespace
 }  // namespace tilewise::test

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "../support/emulated_machines.hpp"
 #include "../support/expect_passed.hpp"
 #include "tilewise/merge.hpp"
 
@@ -71,8 +72,8 @@ TEST_P(EmulatedMerge, IsNeverChosenUnaskedAndRefusesF64) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, EmulatedMerge, testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
-                         [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
+TILEWISE_ON_MACHINES(EmulatedMerge, "emulation.rdna");
+TILEWISE_ON_MACHINES_BY_NIGHT(EmulatedMerge, "emulation.sm80", "emulation.cdna");
 
 }  // namespace
 }  // namespace tilewise::test

@@ -17,8 +17,8 @@ using core::concat;
 constexpr std::string_view kName = "emulation.sm90";
 
 /// Checks two problems that differ in strides and ids, of which one has special values, where the schedule is `way`.
-void check(std::string_view way, const std::string& text) {
-  const AnyProblem problem = parse_problem("moe " + text);
+void check(std::string_view way, const std::string& text, std::string_view pass = "moe") {
+  const AnyProblem problem = parse_problem(concat(pass, " ", text));
   const std::string schedule = plan(problem, {std::string(kName)}).schedule();
   ASSERT_NE(schedule.find(way), std::string::npos) << "another way: " << schedule << "\n  " << text;
   for (const bool special : {false, true}) expect_passed(problem, kName, aligned_seed(special));
@@ -31,6 +31,7 @@ constexpr std::string_view kFew = "weights streamed, 128 rows by up to 8",
                            kQuantised = "weights streamed, 128 rows by up to 8",
                            kMxfp4 = "weights streamed, 192 rows by up to 8",
                            kSortedQuantised = "pairs sorted; weights streamed, 128 rows by up to 32",
+                           kScaled = "pairs sorted; rows gathered; two products of tiles",
                            kSortedMxfp4 = "pairs sorted; weights streamed, 192 rows by up to 32";
 
 TEST(EmulatedMoe, EveryWay) {
@@ -56,7 +57,7 @@ TEST(EmulatedMoe, EveryOption) {
   }
 }
 
-TEST(EmulatedMoe, EveryFormatOfWeights) {
+TEST(EmulatedMoe, EveryFormatOfWeightsByNight) {
   for (const std::string format : {"mxfp4", "nvfp4", "fp8_128x128"}) {
     const std::string few = concat("tokens=5 hidden=288 intermediate=160 num_experts=5 top_k=3 w_format=", format),
                       more = concat("tokens=13 hidden=96 intermediate=320 num_experts=5 top_k=4 w_format=", format),
@@ -68,6 +69,39 @@ TEST(EmulatedMoe, EveryFormatOfWeights) {
     check(three ? kSortedMxfp4 : kSortedQuantised,
           concat(sorted, " dtype=bf16 gate=none activation=relu_squared weight_on_input=1"));
   }
+}
+
+/// Tiles of 64 rows, whose warpgroups share a row, and of more, and edges of both products.
+TEST(EmulatedMoe, RowsInFp8) {
+  const std::string fp8 = "dtype=fp8_e4m3 x_format=fp8_1x128 h_format=fp8_1x128 w_format=fp8_128x128 ";
+  check(kScaled, fp8 + "tokens=10 hidden=144 intermediate=64 num_experts=140 top_k=1 first_expert=8");
+  check(kScaled, fp8 +
+                     "tokens=150 hidden=272 intermediate=192 num_experts=2 top_k=1 ids_dtype=i64 gate=interleaved "
+                     "activation=swiglu_oai clamp=before gate_up_bias=bf16 down_bias=f32");
+  check(kScaled, fp8 +
+                     "tokens=40 hidden=80 intermediate=192 num_experts=2 top_k=2 activation=gelu weight_on_input=1 "
+                     "down_bias=f16 weights_dtype=bf16");
+}
+
+TEST(EmulatedMoe, EveryGradient) {
+  const auto check_gradients = [](const std::string& text) { check("; weights 128 x 256", text, "moe_backward"); };
+  check_gradients("dtype=bf16 tokens=70 hidden=136 intermediate=72 num_experts=3 top_k=2");
+  check_gradients("dtype=f16 tokens=300 hidden=40 intermediate=200 num_experts=5 top_k=2 ids_dtype=i64 first_expert=8");
+  check_gradients("dtype=bf16 tokens=9 hidden=72 intermediate=24 num_experts=40 top_k=3 weights_dtype=bf16");
+  for (const char* options :
+       {"gate=interleaved activation=swiglu_oai clamp=before gate_up_bias=bf16 down_bias=f32",
+        "gate=none activation=relu_squared clamp=after",
+        "activation=gelu weight_on_input=1 gate_up_bias=f32 weights_dtype=f16",
+        "gate=none activation=identity weight_on_input=1 down_bias=bf16", "gate=interleaved activation=gelu_tanh"}) {
+    check_gradients(concat(options, " dtype=bf16 tokens=40 hidden=72 intermediate=40 num_experts=3 top_k=2"));
+  }
+}
+
+TEST(EmulatedMoe, WantedGradients) {
+  const std::string sizes = " dtype=bf16 tokens=30 hidden=72 intermediate=40 num_experts=3 top_k=2";
+  for (const char* options : {"dx=0", "dtopk_weights=0 ddown=0", "dgate_up=0 dx=0", "dgate_up=0 ddown=0",
+                              "gate_up_bias=f32 down_bias=bf16 dgate_up_bias=1 ddown_bias=1 ddown=0"})
+    check("rows gathered", options + sizes, "moe_backward");
 }
 
 TEST(EmulatedMoe, WithoutTokens) { check("", "dtype=bf16 tokens=0 hidden=72 intermediate=40 num_experts=3 top_k=2"); }
@@ -88,6 +122,16 @@ TEST(EmulatedMoe, RefusesWithAReasonAndIsNeverChosenUnasked) {
   EXPECT_EQ(reason_of("dtype=bf16 hidden=64 num_experts=300" + sizes),
             "num_experts must be <= 256 with tokens=20 (got 300)");
   EXPECT_EQ(reason_of("dtype=bf16 hidden=64 num_experts=8 w_format=mxfp8" + sizes), "does not support mxfp8");
+  const std::string fp8 = "dtype=fp8_e4m3 x_format=fp8_1x128 w_format=fp8_128x128 hidden=64 num_experts=8" + sizes;
+  EXPECT_EQ(reason_of(fp8 + " h_format=fp8_1x128"), "accepted");
+  EXPECT_EQ(reason_of(fp8),
+            "x_format, h_format and w_format must be fp8_1x128, fp8_1x128 and fp8_128x128 (got fp8_1x128, none and "
+            "fp8_128x128)");
+  EXPECT_EQ(reason_of(fp8 + " h_format=fp8_1x128 gate=none"),
+            "there must be a gate with x_format=fp8_1x128 (got gate=none)");
+  EXPECT_EQ(reason_of(fp8 + " h_format=fp8_1x128 out_dtype=f16"), "out must be bf16 with x_format=fp8_1x128 (got f16)");
+  EXPECT_EQ(reason_of("dtype=bf16 hidden=64 num_experts=8 w_format=fp8_1x128" + sizes),
+            "weights of fp8 must be fp8_128x128 (got fp8_1x128)");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/emulated_machines.hpp"
 #include "../support/expect_passed.hpp"
 #include "../support/schedule_path.hpp"
 #include "tilewise/attention.hpp"
@@ -142,8 +143,8 @@ TEST_P(Paths, ForwardWithStaggeredWaves) {
   check(forward + sizes("bshd", 256, {520, 130, 1}), is_staggered);
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, Paths, testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
-                         [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
+TILEWISE_ON_MACHINES(Paths, "emulation.cdna");
+TILEWISE_ON_MACHINES_BY_NIGHT(Paths, "emulation.sm80", "emulation.rdna");
 
 }  // namespace
 }  // namespace tilewise::test

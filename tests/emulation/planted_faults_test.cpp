@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
+#include <span>
+#include <type_traits>
 
 #include "../support/dense_call.hpp"
 #include "backends/portable/attention/bind.hpp"
@@ -31,9 +34,13 @@ enum class Fault {
   swapped_operands,
   no_exchange,
   short_copies,
+  none_is_read,
+  duplicate_is_left_out,
 };
 Fault g_fault = Fault::none;
 std::array<int, 1024> g_barriers;  // that each thread came to
+constexpr std::int64_t kTopK = 36;
+const std::int32_t* g_indices = nullptr;  // rows of kTopK, the last of which repeats the first
 
 template <class Machine>
 struct Faulty : Machine {
@@ -43,6 +50,16 @@ struct Faulty : Machine {
     if (g_fault == Fault::one_barrier_less && g_barriers[static_cast<std::size_t>(Machine::thread())]++ == kLeftOut)
       return;
     Machine::barrier();
+  }
+  /// No kernel of the tests reads other integers of 32 bits than a call's indices.
+  template <class T>
+  static T load_global(const T* from) {
+    const T value = Machine::load_global(from);
+    if constexpr (std::is_same_v<T, std::int32_t>) {
+      if (g_fault == Fault::none_is_read && value == -1) return 0;
+      if (g_fault == Fault::duplicate_is_left_out && (from - g_indices) % kTopK == kTopK - 1) return -1;
+    }
+    return value;
   }
 };
 
@@ -101,14 +118,21 @@ constexpr ForwardConfig forward_config(std::int32_t rows_per_wave, std::int32_t 
   c.ranged = 1;
   return c;
 }
+constexpr ForwardConfig selecting(ForwardConfig c) {
+  c.selects = c.pack_gqa = 1;
+  return c;
+}
 
 /// A causal call of lengths that no tile divides.
 class ForwardCall {
  public:
   explicit ForwardCall(
       const Sizes& sizes = {.seqlen_q = 70, .seqlen_k = 83, .heads_q = 2, .dim = 32, .dim_v = 32, .dtype = DType::bf16})
-      : expected(sizes), call(sizes) {
+      : ForwardCall(sizes, Tensor()) {}
+  /// The same of selected keys.
+  ForwardCall(const Sizes& sizes, const Tensor& key_indices) : expected(sizes), call(sizes) {
     expected.options.mask = call.options.mask = Mask::causal;
+    expected.key_indices = call.key_indices = key_indices;
     expected.forward();
     backends::portable::bind(described_call(call.forward_arguments()).params, params);
   }
@@ -122,8 +146,11 @@ class ForwardCall {
   /// The same where `memory` stays what it was.
   template <class Ops, ForwardConfig C>
   std::string run_within(Fault fault = Fault::none, std::uint64_t seed = 0) {
-    const std::int64_t tiles = (params.shape.seqlen_q + C.block_m() - 1) / C.block_m();
-    params.grid = tile_grid(tiles, 1, params.shape.num_heads_q, params.shape.num_heads_q / params.shape.num_heads_k);
+    // A group's heads of one query fit a tile.
+    const std::int64_t tiles =
+        C.selects ? params.shape.seqlen_q : (params.shape.seqlen_q + C.block_m() - 1) / C.block_m();
+    params.grid = tile_grid(tiles, 1, C.selects ? params.shape.num_heads_k : params.shape.num_heads_q,
+                            params.shape.num_heads_q / params.shape.num_heads_k);
     g_fault = fault;
     g_barriers.fill(0);
     return fault_of(host_kernel<Forward<Ops, C>, typename Ops::Machine>(), C.waves * Ops::Machine::kLanes,
@@ -141,6 +168,19 @@ class ForwardCall {
   ForwardParams params{};
   backends::emulation::GlobalMemory memory;
 };
+
+/// Where each query selects its first key twice, keys that it sees and keys that it does not, and none at times.
+ForwardCall selected_call() {
+  constexpr std::int64_t kKeys = 83;
+  const Sizes sizes{
+      .seqlen_q = 7, .seqlen_k = kKeys, .heads_q = 6, .heads_k = 2, .dim = 32, .dim_v = 32, .dtype = DType::bf16};
+  Tensor indices(DType::i32, {1, sizes.seqlen_q, sizes.heads_k, kTopK});
+  indices.fill_with([&](std::span<const std::int64_t> at) {
+    const std::int64_t n = at[3] % (kTopK - 1);
+    return n % 8 == 7 ? -1.0 : static_cast<double>((11 * n + 5 * at[1] + at[2] + 3) % (kKeys + 4));
+  });
+  return {sizes, indices};
+}
 
 /// Values of some units, rounded to bf16 twice on their way.
 constexpr double kFine = 0.03, kWrong = 0.3;
@@ -163,6 +203,12 @@ class EmulatedForward : public testing::Test {
  protected:
   static std::string fault_of_run(ForwardCall&& call, Fault fault) {
     return call.run<typename On::Ops, On::kConfig>(fault);
+  }
+  static double error_of_selected_run(Fault fault, std::uint64_t seed = 0) {
+    ForwardCall call = selected_call();
+    g_indices = call.params.key_indices.data;
+    EXPECT_EQ((call.run<typename On::Ops, selecting(On::kConfig)>(fault, seed)), "");
+    return call.error();
   }
   /// Nothing is wrong but the result.
   static double error_of_run(Fault fault) {
@@ -209,6 +255,27 @@ TYPED_TEST(EmulatedForward, AnOffByOneInTheMaskIsCaughtByTheResult) {
   call.params.score.window_right += 1;
   EXPECT_EQ((call.run<typename TypeParam::Ops, TypeParam::kConfig>()), "");
   EXPECT_GT(call.error(), kWrong);
+}
+
+TYPED_TEST(EmulatedForward, SelectsKeysInAnyOrder) {
+  for (std::uint64_t seed = 0; seed < 3; ++seed) EXPECT_LT(this->error_of_selected_run(Fault::none, seed), kFine);
+}
+
+TYPED_TEST(EmulatedForward, ADuplicateLeftOutIsCaughtByTheResult) {
+  EXPECT_GT(this->error_of_selected_run(Fault::duplicate_is_left_out), kWrong);
+}
+
+TYPED_TEST(EmulatedForward, AnIndexOfNoneThatIsReadIsCaughtByTheResult) {
+  EXPECT_GT(this->error_of_selected_run(Fault::none_is_read), kWrong);
+}
+
+/// Indices past the keys are there: where they count as keys the kernel reads past them.
+TYPED_TEST(EmulatedForward, AnIndexPastTheKeysThatIsReadIsCaught) {
+  ForwardCall call = selected_call();
+  call.memory = call.memory_of_call();
+  call.params.shape.seqlen_k += 4;
+  EXPECT_TRUE(
+      contains((call.run_within<typename TypeParam::Ops, selecting(TypeParam::kConfig)>()), "which ends at byte"));
 }
 
 using EmulatedOnSm80 = EmulatedForward<OnSm80>;

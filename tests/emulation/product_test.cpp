@@ -121,6 +121,18 @@ Side drawn_side(const OperandConfig& o, std::int64_t rows, std::int64_t depth, s
   return side;
 }
 
+/// Some elements of every row of bytes become -0, and an element of some rows NaN.
+void plant_odd_bytes(Side& side, std::int64_t rows, std::int64_t depth, std::int64_t nan_row) {
+  const auto set = [&](std::int64_t row, std::int64_t at, std::uint8_t byte) {
+    side.bytes[static_cast<std::size_t>(row * side.line + at)] = byte;
+    side.value[static_cast<std::size_t>(row * depth + at)] = double{e4m3_to_float(byte)};
+  };
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t at = r % 5; at < depth; at += 7) set(r, at, 0x80);
+    if (r % nan_row == 3) set(r, (11 * r + 1) % depth, r % 2 == 0 ? 0x7F : 0xFF);
+  }
+}
+
 void add_side(backends::emulation::GlobalMemory& memory, std::string_view name, const Side& side) {
   gpu::Region region{.name = name};
   region.row = static_cast<std::int64_t>(side.bytes.size());
@@ -132,10 +144,11 @@ void add_side(backends::emulation::GlobalMemory& memory, std::string_view name, 
 }
 
 template <class Ops, ProductConfig C>
-void check(std::int64_t m, std::int64_t n, std::int64_t k, double tolerance, unsigned seed = 1) {
+void check(std::int64_t m, std::int64_t n, std::int64_t k, double tolerance, unsigned seed = 1, bool odd = false) {
   std::mt19937 random(seed);
   const std::int64_t in_memory = C.a.gathered ? m / 2 + 3 : m;
-  const Side a = drawn_side(C.a, in_memory, k, random), b = drawn_side(C.b, n, k, random);
+  Side a = drawn_side(C.a, in_memory, k, random), b = drawn_side(C.b, n, k, random);
+  if (odd) plant_odd_bytes(a, in_memory, k, 31), plant_odd_bytes(b, n, k, 37);
   std::vector<std::int32_t> index;
   for (std::int64_t r = 0; r < m; ++r)
     index.push_back(static_cast<std::int32_t>(random() % static_cast<unsigned>(in_memory)));
@@ -161,6 +174,10 @@ void check(std::int64_t m, std::int64_t n, std::int64_t k, double tolerance, uns
         const double term =
             a.value[static_cast<std::size_t>(row * k + d)] * b.value[static_cast<std::size_t>(c * k + d)];
         sum += term, size += std::fabs(term);
+      }
+      if (std::isnan(sum)) {
+        ASSERT_TRUE(std::isnan(out[static_cast<std::size_t>(r * n + c)])) << r << ", " << c;
+        continue;
       }
       ASSERT_NEAR(out[static_cast<std::size_t>(r * n + c)], sum, tolerance * size + 1e-30) << r << ", " << c;
     }
@@ -198,6 +215,65 @@ TEST(DirectProducts, OfRows) {
     return c;
   }();
   for (const std::int64_t k : {32, 64, 96, 160}) check<CdnaOps<HostCdnaMachine>, kConfig>(70, 200, k, kF32);
+}
+
+/// Of fp8 that is multiplied as it is.
+constexpr ProductConfig bytes(std::int32_t depth) {
+  ProductConfig c = small();
+  c.a.type = c.b.type = c.element = kProductE4m3;
+  c.block_k = depth;
+  return c;
+}
+constexpr ProductConfig direct_bytes() {
+  ProductConfig c = bytes(128);
+  c.block_n = 128;
+  c.waves = c.waves_n = 2;
+  c.right = kRightDirect;
+  return c;
+}
+
+TEST(ByteProducts, OfRows) {
+  constexpr ProductConfig kConfig = bytes(64);
+  check<CdnaOps<HostCdnaMachine>, kConfig>(100, 72, 208, kF32);
+  check<CdnaOps<HostCdnaMachine>, kConfig>(70, 75, 64, kF32, 2, true);
+  constexpr ProductConfig kGathered = [] {
+    ProductConfig c = bytes(128);
+    c.a.gathered = 1;
+    return c;
+  }();
+  check<CdnaOps<HostCdnaMachine>, kGathered>(40, 64, 272, kF32, 3);
+}
+
+TEST(ByteProducts, OfRowsWithSumsScaled) {
+  constexpr ProductConfig kConfig = [] {
+    ProductConfig c = bytes(128);
+    c.a.scale_use = c.b.scale_use = kScaleSums;
+    c.b.scale_rows = 128;
+    return c;
+  }();
+  check<CdnaOps<HostCdnaMachine>, kConfig>(70, 160, 272, kF32);
+  check<CdnaOps<HostCdnaMachine>, kConfig>(70, 64, 144, kF32, 2, true);
+}
+
+TEST(ByteProducts, OfRowsStraightToRegisters) {
+  constexpr ProductConfig kConfig = [] {
+    ProductConfig c = direct_bytes();
+    c.a.gathered = 1;
+    return c;
+  }();
+  for (const std::int64_t k : {128, 256, 384, 640}) check<CdnaOps<HostCdnaMachine>, kConfig>(70, 200, k, kF32);
+  check<CdnaOps<HostCdnaMachine>, kConfig>(66, 128, 384, kF32, 2, true);
+}
+
+TEST(ByteProducts, OfRowsStraightToRegistersWithSumsScaled) {
+  constexpr ProductConfig kConfig = [] {
+    ProductConfig c = direct_bytes();
+    c.a.scale_use = c.b.scale_use = kScaleSums;
+    c.b.scale_rows = 128;
+    return c;
+  }();
+  for (const std::int64_t k : {128, 384}) check<CdnaOps<HostCdnaMachine>, kConfig>(70, 200, k, kF32);
+  check<CdnaOps<HostCdnaMachine>, kConfig>(66, 300, 256, kF32, 2, true);
 }
 
 constexpr ProductConfig streamed(std::int32_t type, std::int32_t rows) {

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "../support/emulated_machines.hpp"
 #include "../support/expect_passed.hpp"
 #include "tilewise/kv_cache.hpp"
 
@@ -48,6 +49,12 @@ TEST_P(WmmaOfHalvesKernels, Fp8CacheStep) {
       "num_heads_k=2 head_dim=64 capacity=100 cache_seqlens=1");
 }
 
+TEST_P(WmmaOfHalvesKernels, SelectedKeys) {
+  check(
+      "attention_forward dtype=bf16 head_dim=64 num_heads_q=40 num_heads_k=2 seqlen_q=3 seqlen_k=90 top_k=40 "
+      "key_indices_per_head=1 mask=causal");
+}
+
 TEST_P(WmmaOfHalvesKernels, Merge) {
   check("merge dtype=bf16 parts=3 seqlen_q=5 num_heads_q=3 head_dim_v=64 sink=f32");
 }
@@ -58,8 +65,7 @@ TEST_P(WmmaOfHalvesKernels, Experts) {
   check("moe dtype=bf16 tokens=20 hidden=64 intermediate=48 num_experts=4 top_k=2 gate=interleaved");
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, WmmaOfHalvesKernels, testing::Values("emulation.rdna4", "emulation.gfx1250"),
-                         [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
+TILEWISE_ON_MACHINES(WmmaOfHalvesKernels, "emulation.rdna4", "emulation.gfx1250");
 
 }  // namespace
 }  // namespace tilewise::test

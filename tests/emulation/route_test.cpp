@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "../support/emulated_machines.hpp"
 #include "../support/expect_passed.hpp"
 #include "tilewise/route.hpp"
 
@@ -71,8 +72,8 @@ TEST_P(EmulatedRoute, IsNeverChosenUnaskedAndRefusesF64) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, EmulatedRoute, testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
-                         [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
+TILEWISE_ON_MACHINES(EmulatedRoute, "emulation.sm80");
+TILEWISE_ON_MACHINES_BY_NIGHT(EmulatedRoute, "emulation.cdna", "emulation.rdna");
 
 }  // namespace
 }  // namespace tilewise::test

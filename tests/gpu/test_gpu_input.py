@@ -108,7 +108,7 @@ def test_used_lengths_that_lie(name, monkeypatch):
 
 def test_bad_stream():
     from tilewise import _arrays, _core
-    from tilewise._arguments import Options
+    from tilewise._options import Options
 
     q, k, v = qkv((1, 32, 1, 64))
     out = torch.empty_like(q)

@@ -58,16 +58,13 @@ def test_is_the_layer(tokens, dtype, options, implementation):
     assert torch.equal(out, tilewise.moe(**given, **options, implementation=implementation))
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("tokens", [5, 300])
-def test_gradients(tokens, dtype, options):
-    given = _drawn(tokens, dtype=dtype, gate=options.get("gate", "concatenated"))
+def _check_gradients(given, dtype, options, implementation=None):
     theirs = _on_cpu(given)
     for each in (given, theirs):
         for name, tensor in each.items():
             each[name] = tensor.requires_grad_() if tensor.is_floating_point() else tensor
-    out, expected = tilewise.moe(**given, **options), tilewise.moe(**theirs, **options)
+    out = tilewise.moe(**given, **options, implementation=implementation)
+    expected = tilewise.moe(**theirs, **options)
     derivative = torch.randn_like(out)
     out.backward(derivative)
     expected.backward(derivative.double().cpu())
@@ -75,6 +72,23 @@ def test_gradients(tokens, dtype, options):
         if tensor.is_floating_point():
             assert_close(tensor.grad.double().cpu(), theirs[name].grad, 4 * TOLERANCES[dtype], name)
     assert not given["down"].grad[EXPERTS - 1].any(), "an expert without tokens"
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [5, 300])
+def test_gradients(tokens, dtype, options):
+    _check_gradients(_drawn(tokens, dtype=dtype, gate=options.get("gate", "concatenated")), dtype, options)
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a GPU of sm_90")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [5, 900])
+def test_gradients_of_hoppers_kernels(tokens, dtype, options):
+    biased = "weight_on_input" not in options
+    given = _drawn(tokens, dtype=dtype, gate=options.get("gate", "concatenated"), biased=biased)
+    _check_gradients(given, dtype, options, "cuda.hopper")
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

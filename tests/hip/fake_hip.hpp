@@ -16,7 +16,7 @@ struct HipLaunch {
   int device;  ///< the thread's when it launched
   std::uint32_t blocks, threads, shared_bytes;
   void* stream;
-  std::array<std::byte, 512> block;  ///< the beginning of the parameters
+  std::array<std::byte, 768> block;  ///< the beginning of the parameters
   /// As the kernel that they are for takes them.
   template <typename Params>
   [[nodiscard]] Params params() const {

@@ -25,15 +25,18 @@ std::string layout_of() {
 
 TEST_F(HopperCompiled, AttentionKeepsToRegisters) { attention_keeps_to_registers(Registers::sampled); }
 TEST_F(HopperCompiled, ExpertLayersKeepToRegisters) { expert_layers_keep_to_registers(Registers::sampled); }
+TEST_F(HopperCompiled, ExpertGradientsKeepToRegisters) { expert_gradients_keep_to_registers(Registers::sampled); }
 TEST_F(HopperCompiled, LinearLayersKeepToRegisters) { linear_layers_keep_to_registers(Registers::sampled); }
+TEST_F(HopperCompiled, GroupedLayersKeepToRegisters) { grouped_layers_keep_to_registers(); }
 
 TEST_F(HopperCompiled, ParametersLieAsTheHostSays) {
   const std::string text =
       concat("#include \"device/hopper/params.h\"\n#include \"device/gemm/sm90/params.h\"\n",
-             "#include \"device/moe/sm90/params.h\"\n", layout_of<Forward>(), layout_of<Bwd>(),
-             layout_of<BwdPreprocess>(), layout_of<Gemm>(), layout_of<ScaledGemm>(), layout_of<GemmPrepare>(),
-             layout_of<MoeSort>(), layout_of<MoeGather>(), layout_of<MoeLayer>(), layout_of<MoeDecode>(),
-             "extern \"C\" __global__ void layout() {}\n");
+             "#include \"device/moe/sm90/backward/params.h\"\n", layout_of<Forward>(), layout_of<Bwd>(),
+             layout_of<BwdPreprocess>(), layout_of<Gemm>(), layout_of<ScaledGemm>(), layout_of<GroupedGemm>(),
+             layout_of<GemmPrepare>(), layout_of<MoeScaledProduct>(), layout_of<MoeCombine>(), layout_of<MoeSort>(),
+             layout_of<MoeGather>(), layout_of<MoeLayer>(), layout_of<MoeDecode>(), layout_of<MoeSlopes>(),
+             layout_of<MoeDweights>(), layout_of<MoeDw>(), "extern \"C\" __global__ void layout() {}\n");
   EXPECT_EQ(jit::find_or_compile(target_, {text, "layout", {}})->symbol, "layout");
 }
 

@@ -33,7 +33,7 @@ TEST(HopperLinearLowering, PreparesGroupsAndScales) {
   EXPECT_EQ(kernels_of(lowered_linear(concat(kBf16, "tokens=100 n=0 k=64"))), "");
   EXPECT_EQ(kernels_of(lowered_linear(concat(kBf16, "tokens=100 n=64 k=64"))), "gemm ");
   EXPECT_EQ(kernels_of(lowered_linear(concat(kBf16, "tokens=100 n=64 k=64 groups=counts_i32 num_experts=4"))),
-            "gemm_prepare gemm ");
+            "gemm_prepare grouped_gemm ");
   EXPECT_EQ(kernels_of(lowered_linear(concat(kFp8, "tokens=100 n=64 k=64"))), "gemm_prepare scaled_gemm ");
 }
 
@@ -45,6 +45,20 @@ TEST(HopperLinearLowering, TakesTilesThatKeepTheMachineBusy) {
   EXPECT_EQ(large.grid, gpu::Extent3{132});
   EXPECT_EQ(gpu::config_of<Gemm>(launch_of(concat(kBf16, "tokens=64 n=4096 k=4096")).key).block_n, 64);
   EXPECT_EQ(gpu::config_of<ScaledGemm>(launch_of(concat(kFp8, "tokens=4096 n=4096 k=7168")).key).block_m, 256);
+}
+
+TEST(HopperLinearLowering, SwapsSidesOfRowsByExpert) {
+  constexpr std::string_view kGroups = "tokens=16384 n=1536 k=2048 groups=offsets_i32 num_experts=";
+  const gpu::Lowering swapped = lowered_linear(concat(kBf16, kGroups, "128"));
+  EXPECT_EQ(kernels_of(swapped), "gemm_prepare grouped_gemm ");
+  ASSERT_EQ(swapped.launches().back()->tensor_maps.size(), 2U + device::kRowBoxes);
+  std::uint32_t rows = 0;
+  for (const gpu::TensorMapParameter& map : swapped.launches().back()->tensor_maps) {
+    if (map.map.rank == 2 && map.map.box[1] != 16) rows += map.map.box[1];
+  }
+  EXPECT_EQ(rows, 64U + 32 + 8);  // and one of 16, which that of out has too
+  EXPECT_EQ(kernels_of(lowered_linear(concat(kBf16, kGroups, "128 w_transposed=1"))), "gemm_prepare gemm ");
+  EXPECT_EQ(kernels_of(lowered_linear(concat(kBf16, kGroups, "300"))), "gemm_prepare gemm ");
 }
 
 TEST(HopperLinearLowering, PlacesScalesWhereMapsReadThem) {

@@ -73,6 +73,31 @@ TEST(HopperLowering, SchedulesKeysInPartsWhereTilesAreFew) {
   EXPECT_EQ(lowering.part("lse_accum")->bytes, 2 * rows * sizeof(float));
 }
 
+/// What mask_mod leaves of tiles is found and listed before; of each head it is asked in every tile.
+TEST(HopperLowering, ListsTilesThatFunctionsLeave) {
+  const std::string few = "dtype=bf16 seqlen_q=4096 num_heads_q=16 head_dim=128 ";
+  const auto names = [](const gpu::Lowering& lowering) {
+    std::string text;
+    for (const gpu::Launch* launch : lowering.launches()) text += concat(launch->key.body->name, " ");
+    return text;
+  };
+  EXPECT_EQ(names(lowered(few + "mask_mod=kv_idx<=q_idx")), "mask_tiles hopper_tile_lists hopper_forward ");
+  EXPECT_EQ(names(lowered(few + "mask_mod=kv_idx>=h score_mod=score*2")), "hopper_forward ");
+  EXPECT_EQ(names(lowered_backward(few + "mask_mod=kv_idx<=q_idx")),
+            "mask_tiles hopper_tile_lists hopper_bwd_preprocess hopper_bwd hopper_bwd_convert_dq ");
+}
+
+TEST(HopperLowering, RefusesFunctionsThatWouldBeCalled) {
+  std::string terms = "score";
+  for (int i = 1; i < 70; ++i) terms += concat("+exp(score*", i, ".5)");
+  const std::string shape = "attention_forward dtype=bf16 seqlen_q=512 num_heads_q=4 head_dim=64 score_mod=";
+  const Problem called = parse_problem(shape + terms);
+  EXPECT_NE(lower(called, h200()).refusal.find("score_mod: it must have <= 64 terms (got "), std::string::npos);
+  const Problem wide =
+      parse_problem("attention_backward dtype=bf16 seqlen_q=512 num_heads_q=4 head_dim=256 mask_mod=kv_idx<=q_idx");
+  EXPECT_NE(lower(wide, h200()).refusal.find("mask_mod: head_dim and head_dim_v must be <= 128"), std::string::npos);
+}
+
 /// No sequences have no mean length.
 TEST(HopperLowering, TakesNoSequencesAtAll) {
   const std::string none = "dtype=bf16 layout=thd batch_size=0 max_seqlen_q=0 max_seqlen_k=0 total_q=0 total_k=0 ";

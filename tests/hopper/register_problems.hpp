@@ -16,6 +16,10 @@ inline std::string every_but_bias() {
 }
 inline std::string every_option() { return every_but_bias() + " bias=query[b,h,q,k]"; }
 
+// Functions of scores that look something up.
+inline const std::string kRelative = " score_mod=score+table0[h,clamp(q_idx-kv_idx,-127,127)+127] tables=f32[32,255]",
+                         kDocuments = " mask_mod=(table0[q_idx]==table0[kv_idx])&(kv_idx<=q_idx) tables=i32[4096]";
+
 /// Without the heads of queries, which are 32.
 inline std::vector<std::string> forward_problems(Registers registers) {
   if (registers == Registers::sampled) {
@@ -33,9 +37,15 @@ inline std::vector<std::string> forward_problems(Registers registers) {
         "dtype=fp8_e4m3 head_dim=256 bias=f32[b,h,q,k]" + every_but_bias(),
         "dtype=bf16 head_dim=256" + every_option(),
         "dtype=bf16 head_dim=128" + every_option(),
+        "dtype=bf16 head_dim=128 seqlen_q=4096" + kDocuments,
+        "dtype=bf16 head_dim=128 seqlen_q=4096" + kRelative,
     };
   }
   return {
+      "dtype=bf16 head_dim=64 seqlen_q=4096" + kDocuments,
+      "dtype=bf16 head_dim=64 seqlen_q=4096" + kRelative,
+      "dtype=bf16 head_dim=256 seqlen_q=4096" + kDocuments,
+      "dtype=bf16 head_dim=128 seqlen_q=4096 score_mod=20.0*tanh(score/20.0)",
       "dtype=bf16 head_dim=64 seqlen_q=512",
       "dtype=bf16 head_dim=64 seqlen_q=8192 mask=causal",
       "dtype=bf16 head_dim=64 batch_size=64 seqlen_q=384 bias=query[1,h,q,k]",
@@ -90,9 +100,13 @@ inline std::vector<std::string> backward_problems(Registers registers) {
         "dtype=bf16 head_dim=128 seqlen_q=4096 mask=causal deterministic=1 dropout_p=0.1",
         "dtype=bf16 head_dim=96 seqlen_q=4000 mask=causal deterministic=1",
         "dtype=bf16 head_dim=160 head_dim_v=256 seqlen_q=4096 mask=causal",
+        "dtype=bf16 head_dim=128 seqlen_q=4096" + kDocuments,
+        "dtype=bf16 head_dim=128 seqlen_q=4096" + kRelative,
     };
   }
   return {
+      "dtype=bf16 head_dim=64 seqlen_q=4096" + kDocuments,
+      "dtype=bf16 head_dim=128 seqlen_q=4096 score_mod=20.0*tanh(score/20.0)",
       "dtype=f16 head_dim=192 head_dim_v=128 seqlen_q=4096 mask=causal window_left=1023",
       "dtype=bf16 head_dim=192 head_dim_v=128 seqlen_q=4096 mask=causal seqused_k=1",
       "dtype=bf16 head_dim=192 head_dim_v=128 seqlen_q=4096 mask=causal deterministic=1",
@@ -170,14 +184,16 @@ inline std::vector<std::string> expert_problems(Registers registers) {
                     wide = " hidden=7168 intermediate=2048 num_experts=256 top_k=8",
                     gpt_oss =
                         " hidden=2880 intermediate=2880 num_experts=32 top_k=4 gate=interleaved "
-                        "activation=swiglu_oai clamp=before gate_up_bias=bf16 down_bias=bf16";
+                        "activation=swiglu_oai clamp=before gate_up_bias=bf16 down_bias=bf16",
+                    fp8 = "dtype=fp8_e4m3 x_format=fp8_1x128 h_format=fp8_1x128 w_format=fp8_128x128";
   if (registers == Registers::sampled) {
     return {"dtype=bf16 tokens=1" + qwen,
             "dtype=bf16 tokens=256" + wide,
             "dtype=bf16 tokens=16384" + wide,
             "dtype=bf16 tokens=16384" + gpt_oss,
             "dtype=bf16 tokens=1 w_format=mxfp4" + gpt_oss,
-            "dtype=bf16 tokens=64 w_format=nvfp4" + qwen};
+            "dtype=bf16 tokens=64 w_format=nvfp4" + qwen,
+            fp8 + " tokens=16384" + wide};
   }
   return {"dtype=f16 tokens=16" + qwen,
           "dtype=bf16 tokens=16384" + qwen,
@@ -186,7 +202,17 @@ inline std::vector<std::string> expert_problems(Registers registers) {
           "dtype=f16 tokens=64 w_format=mxfp4" + gpt_oss,
           "dtype=bf16 tokens=16 w_format=fp8_128x128" + wide,
           "dtype=f16 tokens=64 w_format=fp8_128x128" + wide,
-          "dtype=f16 tokens=4096 weight_on_input=1 gate=none activation=gelu" + qwen};
+          "dtype=f16 tokens=4096 weight_on_input=1 gate=none activation=gelu" + qwen,
+          fp8 + " tokens=64 gate_up_bias=bf16 down_bias=f32 weight_on_input=1" + qwen};
+}
+
+/// Of the backward pass: each tile and layout, and what options add.
+inline std::vector<std::string> expert_backward_problems(Registers registers) {
+  const std::string qwen = " tokens=4096 hidden=2048 intermediate=768 num_experts=128 top_k=8",
+                    mixtral = " tokens=4096 hidden=4096 intermediate=14336 num_experts=8 top_k=2";
+  if (registers == Registers::sampled) return {"dtype=bf16" + qwen};
+  return {"dtype=f16 gate=interleaved activation=swiglu_oai clamp=before gate_up_bias=bf16 down_bias=bf16" + qwen,
+          "dtype=bf16 gate=none activation=gelu weight_on_input=1" + mixtral};
 }
 
 /// Each tile, and what options add.
@@ -196,11 +222,16 @@ inline std::vector<std::string> linear_problems(Registers registers) {
                     groups = " groups=offsets_i32 num_experts=64";
   if (registers == Registers::sampled) {
     return {"dtype=f16 w_transposed=1" + large, "dtype=bf16 tokens=64 n=4096 k=4096",
-            "dtype=bf16 bias=bf16 activation=silu" + groups + large, fp8 + large,
+            "dtype=bf16 w_transposed=1 bias=bf16 activation=silu" + groups + large, fp8 + large,
             fp8 + " bias=bf16 activation=silu" + groups + large};
   }
   return {"dtype=bf16" + large, "dtype=bf16 tokens=512 n=4096 k=4096", "dtype=bf16 bias=f32 activation=gelu" + large,
           fp8 + " tokens=64 n=4096 k=4096", fp8 + " tokens=512 n=4096 k=4096"};
+}
+
+/// Rows by expert whose sides are swapped.
+inline std::vector<std::string> grouped_problems() {
+  return {"dtype=bf16 bias=bf16 activation=silu groups=offsets_i32 num_experts=128 tokens=16384 n=1536 k=2048"};
 }
 
 }  // namespace tilewise::backends::hopper

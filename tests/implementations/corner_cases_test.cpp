@@ -63,6 +63,7 @@ constexpr std::string_view kBothPasses[] = {
     "seqlen_q=2 seqlen_k=300 num_heads_q=24 num_heads_k=8 head_dim=64 mask=causal",
     "seqlen_q=1 seqlen_k=300 num_heads_q=20 num_heads_k=1 head_dim=576 head_dim_v=512",
     "seqlen_q=100 num_heads_q=7 num_heads_k=1 head_dim=24 mask=causal",
+    "seqlen_q=3 seqlen_k=700 num_heads_q=4 head_dim=16 mask_mod=kv_idx//256==h",  // each sees other keys, one none
     // Everything dropped, nearly nothing dropped, a seed on the device.
     "seqlen_q=40 seqlen_k=5 head_dim=16 dropout_p=0.9999847412109375",
     "seqlen_q=40 seqlen_k=100 head_dim=16 dropout_p=0.0000152587890625 seed_tensor=1",

@@ -98,15 +98,17 @@ inline std::vector<std::string> names_but_reference() {
   return names;
 }
 
-/// The emulations, and rows of GPUs that are here. Not Hopper's kernels, which leave odd dims to the portable ones and
-/// are tested by tests/emulation/hopper_paths_test.cpp and hopper_bwd_paths_test.cpp; nor the emulations that differ
-/// from others in their operations alone, which rdna4_test.cpp there tests.
-inline std::vector<std::string> names_of_compiled() {
+/// The emulations, and rows of GPUs that are here: those of a test run, or what is left to the night. Not Hopper's
+/// kernels, which leave odd dims to the portable ones and are tested by tests/emulation/hopper_paths_test.cpp and
+/// hopper_bwd_paths_test.cpp; nor the emulations that differ from others in their operations alone, which
+/// rdna4_test.cpp there tests.
+inline std::vector<std::string> names_of_compiled(bool by_night) {
   std::vector<std::string> names;
   for (const core::Implementation* row : attention_rows()) {
     if (!compiles_kernels(*row)) continue;
     if (row->name() == "cuda.hopper" || row->name() == "emulation.sm90") continue;
     if (differs_in_products_alone(row->name())) continue;
+    if (by_night != (row->name() == "emulation.sm80" || row->name() == "emulation.rdna")) continue;
     const core::DeviceSystem* device = core::device_system(row->device());
     if (device == nullptr || device->device_count() > 0) names.emplace_back(row->name());
   }
@@ -129,6 +131,8 @@ inline std::string test_name(const testing::TestParamInfo<std::string>& info) {
 #define TILEWISE_FOR_EVERY_OTHER_IMPLEMENTATION(suite)                                               \
   INSTANTIATE_TEST_SUITE_P(Table, suite, testing::ValuesIn(::tilewise::test::names_but_reference()), \
                            ::tilewise::test::test_name)
-#define TILEWISE_FOR_EVERY_COMPILED_IMPLEMENTATION(suite)                                             \
-  INSTANTIATE_TEST_SUITE_P(Compiled, suite, testing::ValuesIn(::tilewise::test::names_of_compiled()), \
+#define TILEWISE_FOR_EVERY_COMPILED_IMPLEMENTATION(suite)                                                        \
+  INSTANTIATE_TEST_SUITE_P(Compiled, suite, testing::ValuesIn(::tilewise::test::names_of_compiled(false)),       \
+                           ::tilewise::test::test_name);                                                         \
+  INSTANTIATE_TEST_SUITE_P(CompiledByNight, suite, testing::ValuesIn(::tilewise::test::names_of_compiled(true)), \
                            ::tilewise::test::test_name)

@@ -2,11 +2,13 @@
 // kernels see every option at once, of which flips change a value that no kernel is specialised on.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <functional>
 
 #include "../support/dense_call.hpp"
 #include "implementation_test.hpp"
+#include "operations/block_mask.hpp"
 
 namespace tilewise::test {
 namespace {
@@ -45,6 +47,28 @@ void sink(DenseCall& call) {
   call.sink = Tensor(DType::f32, {call.sizes.heads_q});
   call.sink.fill(1.0);
 }
+
+/// States of blocks of 16 queries and keys: 2 rows of 2.
+Change set_block_mask(const std::array<operations::BlockState, 4>& states) {
+  return [states](DenseCall& call) {
+    call.options.block_rows = call.options.block_keys = 16;
+    call.block_mask.clear();
+    for (const auto state : {operations::kBlockPartial, operations::kBlockFull}) {
+      Tensor counts(DType::i32, {1, 1, 2}), indices(DType::i32, {1, 1, 2, 2});
+      counts.fill(0.0), indices.fill(0.0);
+      for (std::int64_t row = 0; row < 2; ++row) {
+        std::int64_t count = 0;
+        for (std::int64_t column = 1; column >= 0; --column)
+          if (states[static_cast<std::size_t>(2 * row + column)] == state)
+            indices.set({0, 0, row, count++}, static_cast<double>(column));
+        counts.set({0, 0, row}, static_cast<double>(count));
+      }
+      call.block_mask.push_back(counts), call.block_mask.push_back(indices);
+    }
+  };
+}
+constexpr auto kHidden = operations::kBlockHidden, kPartial = operations::kBlockPartial, kFull = operations::kBlockFull;
+void stripes(DenseCall& call) { call.options.mask_mod = "(kv_idx + h) % 3 < 2"; }
 
 /// Sizes: batch 2, seqlen_q 20, seqlen_k 24, heads 4 on 2, head_dim 16, head_dim_v 16.
 std::vector<Flip> flips() {
@@ -106,7 +130,15 @@ std::vector<Flip> flips() {
       {"seqused_k", [](DenseCall& c) { c.seqused_k = DenseCall::lengths({24, 13}); }},
       {"leftpad_k", [](DenseCall& c) { c.leftpad_k = DenseCall::lengths({0, 3}); }},
       {"score_mod", [](DenseCall& c) { c.options.score_mod = "score * 0.5 + 0.1 * kv_idx"; }},
-      {"mask_mod", [](DenseCall& c) { c.options.mask_mod = "(kv_idx + h) % 3 < 2"; }},
+      {"mask_mod", stripes},
+      {"key_indices", [](DenseCall& c) { c.key_indices = DenseCall::indices({2, 20, 1, 5}, 24); }},
+      {"key_indices of each head", [](DenseCall& c) { c.key_indices = DenseCall::indices({2, 20, 2, 5}, 24); },
+       [](DenseCall& c) { c.key_indices = DenseCall::indices({2, 20, 1, 5}, 24); }},
+      {"block_mask", set_block_mask({kPartial, kHidden, kPartial, kPartial})},
+      {"block_mask's hidden block", set_block_mask({kPartial, kPartial, kHidden, kPartial}),
+       set_block_mask({kPartial, kHidden, kPartial, kPartial})},
+      {"block_mask's full block", set_block_mask({kPartial, kPartial, kFull, kPartial}),
+       [](DenseCall& c) { stripes(c), set_block_mask({kPartial, kPartial, kPartial, kPartial})(c); }},
       {"score_mod of q_idx", [](DenseCall& c) { c.options.score_mod = "score * (1 + 0.01 * kv_idx * q_idx)"; },
        [](DenseCall& c) { c.options.score_mod = "score * (1 + 0.01 * kv_idx * b)"; }},
       {"leftpad_k beside seqused_k", [](DenseCall& c) { c.leftpad_k = DenseCall::lengths({0, 3}); },
@@ -250,6 +282,22 @@ TEST_P(Metamorphic, LayoutsAreHonoured) {
     bhsd.options.layout = Layout::bhsd;
     if (!run(bshd, false) || !run(bhsd, false)) continue;
     EXPECT_EQ(differing(bshd.out, bhsd.out), "different");
+  }
+}
+
+/// Blocks that are all asked of change nothing, nor do full ones where nothing is hidden.
+TEST_P(Metamorphic, BlockMasksThatHideNothingChangeNothing) {
+  for (const DType dtype : dtypes()) {
+    for (const bool asks : {false, true}) {
+      DenseCall without = base_call(dtype), with = base_call(dtype);
+      if (asks) stripes(without), stripes(with);
+      set_block_mask(asks ? std::array{kPartial, kPartial, kPartial, kPartial}
+                          : std::array{kFull, kPartial, kPartial, kFull})(with);
+      if (!run(without, true) || !run(with, true)) continue;
+      for (const auto& [own, other] : {std::pair(&without.out, &with.out), std::pair(&without.dq, &with.dq),
+                                       std::pair(&without.dk, &with.dk), std::pair(&without.dv, &with.dv)})
+        EXPECT_EQ(differing(*own, *other), "") << to_string(dtype) << (asks ? ", with a mask_mod" : "");
+    }
   }
 }
 

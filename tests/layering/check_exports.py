@@ -1,9 +1,11 @@
-"""Checks that a shared library exports the public interface, all of it and nothing else.
+"""Checks that a shared library exports the public interface, all of it, what is marked for the module and the command
+of the same build, and nothing else.
 
 The interface is what the headers declare without defining it: functions of the namespace and of classes, and C
-functions; and whatever belongs to a class that is exported as a whole. Exit status 1 on a difference.
+functions; and whatever belongs to a class that is exported as a whole. What is not part of it bears TILEWISE_INTERNAL.
+Exit status 1 on a difference.
 
-Usage: check_exports.py NM LIBRARY FOLDER, where FOLDER holds the headers.
+Usage: check_exports.py NM LIBRARY FOLDER [SOURCES], where FOLDER holds the headers and SOURCES the library's own.
 """
 
 import re
@@ -12,19 +14,20 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-SCOPE = re.compile(r"(?:namespace|class|struct)\s+(?:TILEWISE_EXPORT\s+)?([\w:]+)[^()]*")
-EXPORTED_CLASS = re.compile(r"(?:class|struct)\s+TILEWISE_EXPORT\s+(\w+)")
+SCOPE = re.compile(r"(?:template\s*<[^{}]*>\s*)?(?:namespace|class|struct)\s+(TILEWISE_\w+\s+)?([\w:]+)[^()]*")
 NO_DECLARATION = re.compile(
     r"(?:using|typedef|friend|template|enum|namespace|static_assert)\b|.*=\s*(?:default|delete)$", re.DOTALL
 )
 
 
-def statements(text: str) -> list[tuple[str, str]]:
-    """(enclosing scopes joined by ::, text) of every statement that ends in a semicolon outside function bodies."""
+def statements(text: str) -> tuple[list[tuple[str, str]], set[str]]:
+    """(enclosing scopes joined by ::, text) of every statement that ends in a semicolon outside function bodies, and
+    the classes that are marked as a whole."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     text = re.sub(r"^\s*#(?:[^\n]*\\\n)*[^\n]*", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[\[.*?\]\]|extern \"C\" \{|\b(?:public|private|protected):", "", text)
     found, scopes, begin, parentheses, skipped = [], [], 0, 0, 0
+    classes: set[str] = set()
     for place, character in enumerate(text):
         if character in "()":
             parentheses += 1 if character == "(" else -1
@@ -35,7 +38,9 @@ def statements(text: str) -> list[tuple[str, str]]:
             skipped += {"{": 1, "}": -1}.get(character, 0)
         elif character == "{":
             if scope := SCOPE.fullmatch(head):
-                scopes.append(scope.group(1))
+                scopes.append(scope.group(2))
+                if scope.group(1):
+                    classes.add("::".join(scopes))
             else:
                 skipped = 1
         elif character == "}":
@@ -43,20 +48,21 @@ def statements(text: str) -> list[tuple[str, str]]:
         else:
             found.append(("::".join(scopes), head))
         begin = place + 1
-    return found
+    return found, classes
 
 
-def declared(folder: Path) -> tuple[Counter[str], set[str]]:
-    """How many functions of each qualified name the headers declare, and the classes that they export whole."""
+def declared(folder: Path, mark: str) -> tuple[Counter[str], set[str]]:
+    """How many functions of each qualified name the headers declare, of those that have `mark` within, and the classes
+    that they export whole."""
     functions: Counter[str] = Counter()
     classes: set[str] = set()
     for header in sorted(folder.rglob("*.h*")):
-        text = header.read_text(encoding="utf-8")
-        for scope, statement in statements(text):
+        found, marked = statements(header.read_text(encoding="utf-8"))
+        classes |= marked
+        for scope, statement in found:
             name = re.match(r"[^(]*?(\w+|operator==)\s*\(", statement)
-            if name and not NO_DECLARATION.match(statement):
+            if name and mark in statement and scope not in marked and not NO_DECLARATION.match(statement):
                 functions[f"{scope}::{name.group(1)}".removeprefix("::")] += 1
-        classes.update(f"tilewise::{name}" for name in EXPORTED_CLASS.findall(text))
     return functions, classes
 
 
@@ -68,9 +74,15 @@ def exported(nm: str, library: str) -> set[str]:
 
 
 def main() -> int:
-    nm, library, folder = sys.argv[1:]
-    functions, classes = declared(Path(folder))
-    whole = re.compile(rf"(?:(?:typeinfo|typeinfo name|vtable) for )?(?:{'|'.join(classes) or '(?!)'})(?:::.*)?")
+    nm, library, folder, *sources = sys.argv[1:]
+    functions, classes = declared(Path(folder), "")
+    for folder in sources:
+        internal, whole_classes = declared(Path(folder), "TILEWISE_INTERNAL")
+        functions += internal
+        classes |= whole_classes
+    whole = re.compile(
+        rf"(?:(?:typeinfo|typeinfo name|vtable) for )?(?:{'|'.join(classes) or '(?!)'})(?:<[^()]*>)?(?:::.*)?"
+    )
     symbols = [symbol for symbol in exported(nm, library) if not whole.fullmatch(symbol)]
     names = Counter(symbol.partition("(")[0] for symbol in symbols)
     for name in sorted(names.keys() | functions.keys()):

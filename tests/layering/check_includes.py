@@ -45,7 +45,13 @@ FORMATS = (*SHARED, "formats/")
 EXPRESSION = (*FORMATS, "expression/")
 OPERATIONS = (*EXPRESSION, "operations/")
 # What a schema is, and what follows from one, for every operation.
-SCHEMA = ("operations/schema.hpp", "operations/derived/", "operations/layout.hpp", "operations/elements.hpp")
+SCHEMA = (
+    "operations/schema.hpp",
+    "operations/derived/",
+    "operations/layout.hpp",
+    "operations/elements.hpp",
+    "operations/table_shapes.hpp",
+)
 OPERATION_NAMES = tuple(
     path.name
     for path in (Path(__file__).parents[2] / "src/operations").iterdir()
@@ -58,7 +64,7 @@ MULTIPLYING = ("linear", "moe")
 # What the host knows of kernels.
 KERNELS = tuple(
     f"device/{name}/{header}.h"
-    for name in (*OPERATION_NAMES, "hopper", "gemm/sm90", "moe/sm90", "product")
+    for name in (*OPERATION_NAMES, "hopper", "gemm/sm90", "moe/sm90", "moe/sm90/backward", "product")
     for header in ("config", "params")
 )
 TOP = (*OPERATIONS, "jit/", "gpu/", "backends/", "verify/", "ceilings/")
@@ -77,7 +83,15 @@ LAYERS = (
     layer("src/device/sm90", "device/sm90/", "device/tile/", "device/common/", angled=INTEGERS),
     layer("src/device/product", "device/product/", "device/tile/", "device/common/", angled=INTEGERS),
     layer("src/device/gemm", "device/gemm/", "device/sm90/", "device/tile/", "device/common/", angled=INTEGERS),
-    layer("src/device/moe/sm90", "device/moe/", "device/sm90/", "device/tile/", "device/common/", angled=INTEGERS),
+    layer(
+        "src/device/moe/sm90",
+        "device/moe/",
+        "device/gemm/",
+        "device/sm90/",
+        "device/tile/",
+        "device/common/",
+        angled=INTEGERS,
+    ),
     *(
         layer(
             f"src/device/{name}",
@@ -113,9 +127,16 @@ LAYERS = (
             f"operations/{name}/",
             "operations/activation.hpp",
             "operations/block_formats.hpp",
+            "operations/block_mask.hpp",
+            "operations/block_mask_word.hpp",
             "operations/matrices.hpp",
             "operations/matrix_views.hpp",
+            "operations/functions_in_c.hpp",
+            "operations/host_copies.hpp",
+            "operations/score_functions.hpp",
             "operations/score_names.hpp",
+            "operations/selected_keys.hpp",
+            "operations/host_copies.hpp",
         )
         for name in OPERATION_NAMES
     ),

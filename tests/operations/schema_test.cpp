@@ -78,12 +78,12 @@ constexpr s::Type<P> kFixed = s::kFixed<P, dtype>;
 
 constexpr auto kProject = s::operation<&P::kind, A>(
     "project",
-    std::tuple{s::field("dtype", &P::dtype), s::field("w_dtype", &P::w_dtype, [](const P& p) { return p.dtype; }),
-               s::size(kTokens, core::kRequired), s::size(kK, core::kRequired), s::size(kN, core::kRequired),
-               s::size(kExperts), s::field("block", &P::block).from(&A::block), s::field("offsets", &P::offsets),
-               s::field("bias", &P::bias), s::field("causal", &P::causal).from(&A::causal),
-               s::field("w_transposed", &P::w_transposed), s::field("unaligned", &P::unaligned)},
-    std::tuple{
+    s::Pack{s::field("dtype", &P::dtype), s::field("w_dtype", &P::w_dtype, [](const P& p) { return p.dtype; }),
+            s::size(kTokens, core::kRequired), s::size(kK, core::kRequired), s::size(kN, core::kRequired),
+            s::size(kExperts), s::field("block", &P::block).from(&A::block), s::field("offsets", &P::offsets),
+            s::field("bias", &P::bias), s::field("causal", &P::causal).from(&A::causal),
+            s::field("w_transposed", &P::w_transposed), s::field("unaligned", &P::unaligned)},
+    s::Pack{
         s::argument<P>({.name = "x",
                         .rows = true,
                         .dimensions = kOf<kBatch, kTokens, kK>,
@@ -135,19 +135,19 @@ constexpr s::Dimension<Q> kAllExperts{.name = "experts", .size = &Q::experts};
 constexpr s::Dimension<Q> kTopK{.name = "top_k", .size = &Q::top_k};
 constexpr auto kPick = s::operation<&Q::kind, PickArguments>(
     "pick",
-    std::tuple{s::field("ids_dtype", &Q::ids_dtype,
-                        [](const Q& q) { return q.dtype == DType::f64 ? DType::i64 : DType::i32; })},
-    std::tuple{s::argument<Q>({.name = "x",
-                               .dimensions = {s::Dimensions<Q>::Order::written, {&kRows, &kAllExperts}},
-                               .types = {s::kFixed<Q, DType::f32>, s::kFixed<Q, DType::f64>},
-                               .dtype = &Q::dtype},
-                              &PickArguments::x),
-               s::argument<Q>({.name = "ids",
-                               .access = core::Access::write,
-                               .dimensions = {s::Dimensions<Q>::Order::written, {&kRows, &kTopK}},
-                               .types = {s::kFixed<Q, DType::i32>, s::kFixed<Q, DType::i64>},
-                               .dtype = &Q::ids_dtype},
-                              &PickArguments::ids)});
+    s::Pack{s::field("ids_dtype", &Q::ids_dtype,
+                     [](const Q& q) { return q.dtype == DType::f64 ? DType::i64 : DType::i32; })},
+    s::Pack{s::argument<Q>({.name = "x",
+                            .dimensions = {s::Dimensions<Q>::Order::written, {&kRows, &kAllExperts}},
+                            .types = {s::kFixed<Q, DType::f32>, s::kFixed<Q, DType::f64>},
+                            .dtype = &Q::dtype},
+                           &PickArguments::x),
+            s::argument<Q>({.name = "ids",
+                            .access = core::Access::write,
+                            .dimensions = {s::Dimensions<Q>::Order::written, {&kRows, &kTopK}},
+                            .types = {s::kFixed<Q, DType::i32>, s::kFixed<Q, DType::i64>},
+                            .dtype = &Q::ids_dtype},
+                           &PickArguments::ids)});
 
 class Schema : public testing::Test {
  protected:

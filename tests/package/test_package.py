@@ -68,11 +68,32 @@ def unpacked(wheel: Path) -> Path:
     folder = wheel.parent / "unpacked"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
+        for entry in archive.infolist():  # as pip does when it installs
+            if (entry.external_attr >> 16) & stat.S_IXUSR:
+                (folder / entry.filename).chmod(0o755)
     return folder
+
+
+def run_command(unpacked: Path, *words: str) -> str:
+    """What the `tilewise` command prints, by the script that an installation puts into PATH."""
+    (script,) = unpacked.glob("tilewise-*.data/scripts/tilewise")
+    environment = os.environ | {"PYTHONPATH": str(unpacked)}
+    done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_is_small(wheel: Path) -> None:
     assert 0 < wheel.stat().st_size < MOST_BYTES
+
+
+def test_holds_the_library_once(unpacked: Path) -> None:
+    """The module and the command take it from tilewise/lib: what they add is small beside it."""
+    (library,) = unpacked.glob("tilewise/lib/libtilewise.so.*")
+    (module,) = unpacked.glob("tilewise/_core*.so")
+    for path in (module, unpacked / "tilewise/bin/tilewise"):
+        assert path.stat().st_size < library.stat().st_size / 2, path
+        assert library.name.encode() in path.read_bytes()
 
 
 def test_holds_the_package_and_nothing_of_the_repository(wheel: Path) -> None:
@@ -132,10 +153,7 @@ def test_documents_itself(unpacked: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == definition
     (data,) = unpacked.glob("tilewise-*.data/data/share")
-    (command,) = unpacked.glob("tilewise-*.data/scripts/tilewise")
-    command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    manual = subprocess.run([command, "manual"], capture_output=True, text=True, timeout=60)
-    assert (data / "man" / "man1" / "tilewise.1").read_text() == manual.stdout != ""
+    assert (data / "man" / "man1" / "tilewise.1").read_text() == run_command(unpacked, "manual") != ""
     for path in ("bash-completion/completions/tilewise", "zsh/site-functions/_tilewise"):
         assert (data / path).read_text()
     assert "tilewise" in (data / "fish" / "vendor_completions.d" / "tilewise.fish").read_text()
@@ -151,11 +169,8 @@ def test_works_without_torch(unpacked: Path) -> None:
 
 
 def test_carries_the_command(unpacked: Path) -> None:
-    (command,) = unpacked.glob("tilewise-*.data/scripts/tilewise")
-    command.chmod(command.stat().st_mode | stat.S_IXUSR)  # pip does so when it installs
-    done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"\d+\.\d+\.\d+", done.stdout)
+    assert re.search(r"\d+\.\d+\.\d+", run_command(unpacked, "--version"))
+    assert "tilewise-compiler not found" not in run_command(unpacked, "doctor")
 
 
 def test_carries_the_compiler_process(wheel: Path, unpacked: Path) -> None:
@@ -163,7 +178,6 @@ def test_carries_the_compiler_process(wheel: Path, unpacked: Path) -> None:
         mode = archive.getinfo("tilewise/tilewise-compiler").external_attr >> 16
     assert mode & stat.S_IXUSR, oct(mode)
     program = unpacked / "tilewise" / "tilewise-compiler"
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
     done = subprocess.run([program], input=b"", capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(b"TWR1"), "its answer to a request that is none"

@@ -33,6 +33,19 @@ std::string source_of(std::string_view text, const std::vector<DeviceTable>& tab
   return device_source(parse(text, score_signature(), Type::real, "score_mod"), kInputs, tables);
 }
 
+/// Of short sequences floats hold differences and what is made of them.
+TEST(DeviceSource, ComputesSmallIntsInFloats) {
+  const auto source = [](std::string_view text, std::int64_t rows) {
+    std::vector<Interval> inputs = kInputs;
+    inputs[3] = inputs[4] = Interval::of_integers(0, rows);
+    return device_source(parse(text, score_signature(), Type::real, "score_mod"), inputs, kTables);
+  };
+  const std::string_view text = "score * abs(q_idx - kv_idx)";
+  EXPECT_NE(source(text, 1 << 23).find("magnitude((real_of(q_idx) - real_of(kv_idx)))"), std::string::npos);
+  EXPECT_EQ(source(text, kMostRows).find("magnitude"), std::string::npos);
+  EXPECT_EQ(source("score * (q_idx * kv_idx)", 1 << 10).find("real_of"), std::string::npos);
+}
+
 TEST(DeviceSource, HasAStatementForEachTerm) {
   EXPECT_EQ(source_of("score - table0[b, h] * (q_idx - kv_idx)"),
             "    const float t3 = look_up<Machine, kTableF32>(tables[0], b, h);\n"

@@ -75,6 +75,24 @@ TEST(KvCacheLowering, LaunchesWhatIsAskedFor) {
   }
 }
 
+/// Before the kernel that skips tiles by it, which does not begin before. What differs between heads is not known.
+TEST(KvCacheLowering, FindsWhatMasksLeaveOfTiles) {
+  for (const std::string_view architecture : kMachines) {
+    const auto lowered = [&](std::string_view options) {
+      return cache_lowered(architecture, core::concat(kDecode, " num_splits=1 ", options));
+    };
+    EXPECT_EQ(names_of(lowered("mask_mod=(kv_idx+h)%3!=1")), "kv_cache_forward ");
+    EXPECT_EQ(names_of(lowered("block_mask=128x128[1,h]")), "block_states kv_cache_forward ");
+    for (const auto& [options, names] :
+         {std::pair<std::string_view, std::string_view>{"mask_mod=(q_idx-kv_idx)%3!=1", "kv_cache_mask_tiles "},
+          {"block_mask=128x128[1,1]+full", "block_states block_states kv_cache_mask_tiles "}}) {
+      const gpu::Lowering lowering = lowered(options);
+      EXPECT_EQ(names_of(lowering), core::concat(names, "kv_cache_forward "));
+      for (const gpu::Launch* launch : lowering.launches()) EXPECT_FALSE(launch->programmatic) << options;
+    }
+  }
+}
+
 TEST(KvCacheLowering, OnlyTheCostModelAndTheCallerSplitKeys) {
   EXPECT_EQ(names_of(cache_lowered("sm_90a", kDecode)), "kv_cache_forward kv_cache_combine ");
   EXPECT_EQ(names_of(cache_lowered("sm_90a", core::concat(kDecode, " batch_size=64"))), "kv_cache_forward ");
@@ -163,8 +181,9 @@ TEST(KvCacheLowering, BatchInvariantTilesAreThoseOfManyRows) {
   }
 }
 
-/// What becomes of fp8 tiles: products widen what few rows multiply, where an instruction does; else bytes wait in
-/// shared memory where lanes copy asynchronously and rows are as wide as tiles; else they are widened on their way.
+/// What becomes of fp8 tiles: a lone wave of CDNA widens them in the registers that they come to; products widen what
+/// few rows multiply, where an instruction does; else bytes wait in shared memory where lanes copy asynchronously and
+/// rows are as wide as tiles; else they are widened on their way.
 TEST(KvCacheLowering, WhereFp8IsWidened) {
   const auto way = [](std::string_view architecture, std::string_view rest) {
     const gpu::Lowering lowering =
@@ -172,6 +191,7 @@ TEST(KvCacheLowering, WhereFp8IsWidened) {
                                                  "num_heads_q=8 num_heads_k=1 capacity=64 num_splits=1 ",
                                                  rest));
     const auto config = gpu::config_of<KvCacheForward>(lowering.launches().front()->key);
+    if (config.direct_operands != 0) return "registers";
     return config.multiplies_bytes != 0 ? "products" : config.keeps_bytes != 0 ? "shared memory" : "on their way";
   };
   for (const std::string_view architecture : {"sm_89", "sm_90a", "sm_120"}) {
@@ -185,7 +205,12 @@ TEST(KvCacheLowering, WhereFp8IsWidened) {
     EXPECT_STREQ(way(architecture, "head_dim=128 seqlen_q=1"), "shared memory") << architecture;
   }
   EXPECT_STREQ(way("sm_90a", "head_dim=72 seqlen_q=1"), "on their way");
-  EXPECT_STREQ(way("gfx942", "head_dim=128 seqlen_q=1"), "on their way");
+  for (const std::string_view architecture : {"gfx90a", "gfx942", "gfx950"}) {
+    EXPECT_STREQ(way(architecture, "head_dim=128 seqlen_q=4"), "registers") << architecture;
+    EXPECT_STREQ(way(architecture, "head_dim=128 seqlen_q=5"), "on their way") << "40 rows: " << architecture;
+    EXPECT_STREQ(way(architecture, "head_dim=96 seqlen_q=1"), "on their way") << "lanes have no runs: " << architecture;
+    EXPECT_STREQ(way(architecture, "head_dim=128 seqlen_q=1 batch_invariant=1"), "on their way") << architecture;
+  }
 }
 
 /// Products of fp8 caches are of 16-bit elements: keys of q's type, and values in bf16, which no token's scale leaves,

@@ -61,6 +61,27 @@ TEST(LinearParameters, TheTablesKnowEveryPointer) {
   });
 }
 
+/// Where the machine does, and scales can wait for sums; else elements are widened.
+TEST(LinearSchedule, MultipliesFp8AsItIs) {
+  const auto element = [](std::string_view architecture, std::string_view text) {
+    const LinearProblem problem = linear_problem(architecture, core::concat("linear tokens=4096 n=4096 ", text));
+    return forward_config(problem, traits_of(device_of(architecture), family_of(architecture))).element;
+  };
+  for (const std::string_view architecture : {"gfx942", "gfx950"}) {
+    for (const std::string_view text :
+         {"k=4096 x_format=fp8_row w_format=fp8_tensor", "k=4096 x_format=fp8_1x128 w_format=fp8_128x128",
+          "k=4096 x_format=fp8_1x128_e8m0 w_format=fp8_128x128_e8m0"})
+      EXPECT_EQ(element(architecture, text), device::kProductE4m3) << architecture << ": " << text;
+    for (const std::string_view text :
+         {"k=4097 x_format=fp8_row w_format=fp8_row", "k=4096 x_format=mxfp8 w_format=mxfp8",
+          "k=4096 x_format=fp8_row w_format=fp8_row w_transposed=1",
+          "k=4096 x_format=fp8_row w_format=fp8_row unaligned=1"})
+      EXPECT_EQ(element(architecture, text), device::kProductBf16) << architecture << ": " << text;
+  }
+  for (const std::string_view architecture : {"sm_90a", "gfx90a", "gfx1100"})
+    EXPECT_EQ(element(architecture, "k=4096 x_format=fp8_row w_format=fp8_row"), device::kProductBf16) << architecture;
+}
+
 TEST(LinearLowering, LaunchesWhatACallNeeds) {
   for (const std::string_view architecture : kMachines) {
     const auto names = [&](std::string_view text) { return names_of(linear_lowered(architecture, text)); };

@@ -18,7 +18,7 @@ using device::AttentionParams;
 using gpu::ParameterField;
 
 static_assert(sizeof(device::AttentionShape) == 112 && sizeof(device::ScoreParams) == 136);
-static_assert(sizeof(device::ForwardParams) == 496 && sizeof(device::BwdParams) == 576);
+static_assert(sizeof(device::ForwardParams) == 536 && sizeof(device::BwdParams) == 576);
 
 const ParameterField& field_named(const std::vector<ParameterField>& fields, std::string_view name) {
   const auto found = std::ranges::find(fields, name, &ParameterField::name);

@@ -42,6 +42,10 @@ inline constexpr std::string_view kMaskMod = "mask_mod=table0[b,q_idx]==table0[b
 inline constexpr std::string_view kBothFunctions =
     "score_mod=score-table0[h]*abs(q_idx-kv_idx) mask_mod=(table1[b,q_idx]==table1[b,kv_idx])&(kv_idx<=q_idx) "
     "tables=f32[32],i32[1,4096]";
+/// Of tables whose elements many scores look up, and one for each of them.
+inline constexpr std::string_view kTableGradients =
+    "dq=0 dk=0 dv=0 score_mod=score*table1[b]+table0[h,clamp(q_idx-kv_idx,-128,128)+128]+table2[b,h,q_idx,kv_idx] "
+    "tables=f32[32,257],bf16[1],f16[1,32,4096,4096] dtables=7";
 inline constexpr std::string_view kScoreFunctions[] = {"score_mod=20.0*tanh(score/20.0)", kScoreMod, kMaskMod};
 
 inline constexpr std::string_view kEveryOption =
@@ -110,6 +114,17 @@ inline constexpr std::string_view kKvCacheProblems[] = {
     "num_heads_k=8 head_dim=128 page_size=64 num_pages=8192 max_pages_per_seq=256 cache_seqlens=1",
     "kv_cache_attention dtype=bf16 mla=1 batch_size=64 seqlen_q=1 num_heads_q=16 num_heads_k=1 head_dim=576 "
     "head_dim_v=512 page_size=64 num_pages=8192 max_pages_per_seq=128 cache_seqlens=1"};
+
+/// Of keys that are selected: plain, with every option, and values within the keys. Likewise.
+inline constexpr std::string_view kSelectedProblems[] = {
+    "attention_forward dtype=bf16 seqlen_q=4096 seqlen_k=32768 num_heads_q=128 num_heads_k=1 head_dim=128 top_k=2048",
+    "attention_forward dtype=bf16 layout=thd batch_size=2 max_seqlen_q=4096 max_seqlen_k=32768 num_heads_q=32 "
+    "num_heads_k=8 head_dim=64 top_k=2048 mask=causal window_left=256 softcap=30 alibi_slopes=[h] bias=query[b,h,q,k] "
+    "sink=query dropout_p=0.1 seed_tensor=1 seqused_q=1 seqused_k=1 leftpad_k=1",
+    "kv_cache_attention dtype=bf16 mla=1 batch_size=64 seqlen_q=1 num_heads_q=128 num_heads_k=1 head_dim=576 "
+    "head_dim_v=512 page_size=64 num_pages=8192 max_pages_per_seq=512 cache_seqlens=1 top_k=2048",
+    "kv_cache_attention dtype=bf16 cache_dtype=fp8_e4m3 scales=token batch_size=64 seqlen_q=1 num_heads_q=32 "
+    "num_heads_k=8 head_dim=128 page_size=64 num_pages=8192 max_pages_per_seq=512 cache_seqlens=1 top_k=2048"};
 inline constexpr std::string_view kSweptKvCacheOptions[] = {
     "capacity=16384", "page_size=16 num_pages=4096 max_pages_per_seq=1024",
     "page_size=1 num_pages=4096 max_pages_per_seq=4096",
@@ -158,8 +173,10 @@ inline std::vector<std::string> sampled_attention(std::string_view architecture)
             register_problem(backward, 64, every(kEveryGradient)),
             register_problem(backward, 128, every(" dbias=1")),
             register_problem(forward, 64, every()),
+            register_problem(forward, 128, "mask=causal softcap=30"),
             register_problem(forward, 128, kBothFunctions),
-            register_problem(backward, 128, kBothFunctions)};
+            register_problem(backward, 128, kBothFunctions),
+            register_problem(backward, 128, kTableGradients)};
   }
   if (architecture == "gfx950") {
     return {register_problem(forward, 128, kCausal), register_problem(forward, 128, every()),
@@ -173,7 +190,8 @@ inline std::vector<std::string> sampled_attention(std::string_view architecture)
             register_problem(backward, 64, every(" dbias=1")),
             register_problem(backward, 256, every(" dbias=1")),
             register_problem(forward, 64, kBothFunctions),
-            register_problem(backward, 64, kBothFunctions)};
+            register_problem(backward, 64, kBothFunctions),
+            register_problem(backward, 128, kTableGradients)};
   }
   if (architecture == "gfx1102") {
     return {register_problem(forward, 64), register_problem(forward, 128, kCausal), register_problem(forward, 256),
@@ -242,6 +260,7 @@ inline std::vector<std::string> sampled_problems(std::string_view architecture) 
     problems.insert(problems.end(), std::begin(kRouteProblems), std::end(kRouteProblems));
     problems.insert(problems.end(), std::begin(kQuantizeProblems), std::end(kQuantizeProblems));
     problems.insert(problems.end(), std::begin(kKvCacheProblems), std::end(kKvCacheProblems));
+    problems.insert(problems.end(), std::begin(kSelectedProblems), std::end(kSelectedProblems));
   }
   return problems;
 }
@@ -263,6 +282,7 @@ inline std::vector<std::string> swept_problems(std::string_view architecture) {
       }
       problems.push_back(register_problem(pass, head_dim, "layout=thd batch_size=2 mask=causal"));
     }
+    problems.push_back(register_problem(Pass::backward, head_dim, kTableGradients));
   }
   for (std::string& problem : sampled_attention(architecture)) problems.push_back(std::move(problem));
   problems.insert(problems.end(), std::begin(kLinearProblems), std::end(kLinearProblems));
@@ -271,6 +291,7 @@ inline std::vector<std::string> swept_problems(std::string_view architecture) {
   problems.insert(problems.end(), std::begin(kRouteProblems), std::end(kRouteProblems));
   problems.insert(problems.end(), std::begin(kQuantizeProblems), std::end(kQuantizeProblems));
   problems.insert(problems.end(), std::begin(kKvCacheProblems), std::end(kKvCacheProblems));
+  problems.insert(problems.end(), std::begin(kSelectedProblems), std::end(kSelectedProblems));
   for (const int head_dim : {64, 80, 96, 128, 192, 256, 576}) {
     for (const std::string_view queries : {"batch_size=64 seqlen_q=1", "seqlen_q=1", "seqlen_q=64"}) {
       for (const std::string_view options : kSweptKvCacheOptions) {

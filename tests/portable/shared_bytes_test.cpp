@@ -40,6 +40,7 @@ constexpr std::string_view kForwardProblems[] = {
     "seqlen_q=1 seqlen_k=512 num_heads_q=64 num_heads_k=32 batch_size=64 alibi_slopes=[h] sink=1",
     "seqlen_q=300 seqlen_k=65536 num_heads_q=1 sink=1",
     "layout=thd batch_size=2 max_seqlen_q=500 total_q=900 total_k=900 num_heads_q=4 clear_rest=1",
+    "seqlen_q=4096 seqlen_k=4096 num_heads_q=128 num_heads_k=2 top_k=512",
 };
 constexpr std::string_view kKvCache[] = {
     "seqlen_q=1 num_heads_q=32 num_heads_k=8 batch_size=64 page_size=16 num_pages=99 max_pages_per_seq=99",
@@ -48,6 +49,7 @@ constexpr std::string_view kKvCache[] = {
     "seqlen_q=1 num_heads_q=32 num_heads_k=8 capacity=4096 cache_dtype=fp8_e4m3 scales=head batch_invariant=1",
     "seqlen_q=64 num_heads_q=32 num_heads_k=8 capacity=4096 cache_dtype=fp8_e4m3 scales=token",
     "seqlen_q=64 num_heads_q=32 num_heads_k=8 capacity=4096 cache_dtype=fp8_e4m3 scales=head",
+    "seqlen_q=1 num_heads_q=32 num_heads_k=1 capacity=4096 cache_dtype=fp8_e4m3 scales=token top_k=64",
 };
 constexpr std::string_view kBackwardProblems[] = {
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8",
@@ -143,6 +145,8 @@ TEST(SharedBytes, AreTheSizesOfTheKernelsStructs) {
   std::map<gpu::Family, std::set<std::string_view>> seen;
   for (const KernelKey& key : kernels.keys()) seen[key.family].insert(key.body->name);
   for_each_kernel([&]<typename Kernel>() {
+    // The functions of their problems would be others in one source.
+    if (Kernel::kName == "bwd_table_sums" || Kernel::kName == "block_states") return;
     const bool nvidia_alone = std::string_view(Kernel::kName) == "bwd" || Kernel::kName.starts_with("bwd_convert");
     for (const gpu::Family family : kFamilies)
       EXPECT_EQ(seen[family].contains(Kernel::kName), family == gpu::Family::sm80 || !nvidia_alone) << Kernel::kName;

@@ -196,7 +196,7 @@ def test_under_vmap_and_compile():
 def test_deterministic_algorithms_reach_the_kernel():
     from torch_support import Recorder
 
-    from tilewise._arguments import Options
+    from tilewise._options import Options
     from tilewise._torch import operators
 
     arguments, options = _call()

@@ -186,7 +186,7 @@ BAD = {
         DENSE,
         {"sink": torch.zeros(4, dtype=torch.float64)},
         TypeError,
-        r"sink: dtype must be f32 or that of q, f32 \(got f64\)",
+        r"sink: dtype must be f32 \(got f64\)",
     ),
     "seqused_dtype": (
         DENSE,

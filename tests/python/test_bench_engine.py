@@ -23,6 +23,11 @@ def test_refused_arguments(engine, monkeypatch, capsys):
     for argument, value in (("--models", "gpt-5"), ("--new", "1"), ("--batches", "0"), ("--threads", "100000")):
         monkeypatch.setattr("sys.argv", ["engine.py", "--python", sys.executable, argument, value])
         assert_refused(engine.parse_arguments, capsys, argument, value)
+    monkeypatch.setattr("sys.argv", ["engine.py", "--python", sys.executable, "--attentions", "vllm,flash"])
+    assert_refused(engine.parse_arguments, capsys, "--attentions", "'flash'")
+    for argument in ("--filled", "--uncompiled"):
+        monkeypatch.setattr("sys.argv", ["engine.py", "--python", sys.executable, argument])
+        assert_refused(engine.parse_arguments, capsys, argument, "cpu")
     monkeypatch.setattr("sys.argv", ["engine.py", "--python", "nowhere/python"])
     assert_refused(engine.parse_arguments, capsys, "--python", "nowhere/python")
 
@@ -41,6 +46,20 @@ def test_what_an_engine_is_told(engine, monkeypatch):
     assert told["engine"]["attention_backend"] == "CUSTOM" and not told["eager"]
     assert told["config"]["num_hidden_layers"] == 3 and told["config"]["num_experts"] == 128
     assert engine.wanted_of(gpu, "qwen3-30b-a3b", "tilewise", True)["eager"], "graphs hide operators"
+
+
+def test_decoding_alone(engine, monkeypatch):
+    """On a cache that is filled, in graphs of the batches that are asked for."""
+    options = options_of(engine, monkeypatch, "--device", "cuda", "--filled", "--uncompiled", "--batches", "8,1,8")
+    told = engine.wanted_of(options, "llama-8b", "flash_attn", False)["engine"]
+    assert told["attention_backend"] == "FLASH_ATTN"
+    assert told["kv_transfer_config"]["kv_connector"] == "DecodeBenchConnector"
+    assert told["compilation_config"]["cudagraph_capture_sizes"] == [1, 8] and told["compilation_config"]["mode"] == 0
+    plain = options_of(engine, monkeypatch, "--device", "cuda")
+    assert plain.attentions == ["flash_attn", "flashinfer", "triton", "tilewise"]
+    assert set(engine.wanted_of(plain, "llama-8b", "flash_attn", False)["engine"]) == {
+        "attention_backend", "kv_cache_memory_bytes",
+    }  # fmt: skip
 
 
 def test_cache_of_keys_and_values(engine):

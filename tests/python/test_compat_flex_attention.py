@@ -160,26 +160,36 @@ def test_refusals(name):
         flex_attention(*tensors, **options)
 
 
-def test_captured_tensors_that_require_gradients_are_named():
-    slopes = SLOPES.clone().requires_grad_()
-    scale = torch.tensor(2.0, requires_grad=True)
+def by_formula(q, k, v, score_mod):
+    """As the formula says, since torch gives captured tensors no gradient on a CPU."""
+    k, v = (tensor.repeat_interleave(q.shape[1] // tensor.shape[1], 1) for tensor in (k, v))
+    b, h, i, j = torch.meshgrid(*(torch.arange(n) for n in (*q.shape[:3], k.shape[2])), indexing="ij")
+    return score_mod(q @ k.mT / q.shape[-1] ** 0.5, b, h, i, j).softmax(-1) @ v
 
-    def scaled(score):
-        return score * scale
 
-    def by_slopes(score, b, h, q_idx, kv_idx):
-        return score - slopes[h]
+def test_captured_tensors_have_gradients():
+    """Tensors of one number among them, and those within another function."""
 
-    def by_scale(score, b, h, q_idx, kv_idx):
-        return scaled(score)
+    def gradients(way):
+        slopes, scale, places = (
+            SLOPES.clone().requires_grad_(),
+            torch.tensor(2.0, requires_grad=True),
+            torch.linspace(-1.0, 1.0, 16).requires_grad_(),
+        )
 
-    for score_mod, named in ((by_slopes, "slopes"), (by_scale, "scale")):
-        with pytest.raises(NotImplementedError, match=rf"^score_mod: {named} must not require a gradient"):
-            flex_attention(Q, K, V, score_mod=score_mod)
-        with torch.no_grad():
-            torch.testing.assert_close(
-                flex_attention(Q, K, V, score_mod=score_mod), by_torch(Q, K, V, score_mod=score_mod)
-            )
+        def scaled(score):
+            return score * scale
+
+        def score_mod(score, b, h, q_idx, kv_idx):
+            near = torch.clamp(q_idx - kv_idx + 8, 0, 15)
+            return scaled(score) - torch.tanh(slopes[h]) * slopes[h] + places[near]
+
+        q = Q.clone().requires_grad_()
+        (way(q, K, V, score_mod=score_mod) * torch.linspace(-1.0, 1.0, V.shape[-1])).sum().backward()
+        return q.grad, slopes.grad, scale.grad, places.grad
+
+    for got, expected in zip(gradients(flex_attention), gradients(by_formula)):
+        torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)
 
 
 def test_kernel_options_change_nothing():

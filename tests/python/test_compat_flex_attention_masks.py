@@ -191,31 +191,42 @@ def test_orders_of_the_backward_pass_are_torchs(options_seen):
     assert options_seen[-1]["deterministic"]
 
 
-def test_made_masks_are_their_mask_mod_alone(options_seen):
+def test_made_masks_are_their_mask_mod_alone_and_others_their_lists(options_seen):
     ids = DOCUMENTS.clone()
 
     def mask_mod(b, h, q_idx, kv_idx):
         return ids[b, q_idx] == ids[b, kv_idx]
 
-    def text_of(block_mask):
+    def is_listed(block_mask):
         out = flex_attention(*tensors, block_mask=block_mask)
         torch.testing.assert_close(out, by_elements(tensors, elements_of(block_mask, mask_mod)), rtol=1e-9, atol=1e-9)
-        return options_seen[-1]["mask_mod"].text
+        options = options_seen[-1]
+        mask = options.get("block_mask")
+        assert (options["mask_mod"] if mask is None else mask.mask_mod).text.count("table0[b,") == 2
+        return mask is not None
 
     def made(batch_size):
         return create_block_mask(mask_mod, batch_size, None, *SEQLENS, device="cpu", BLOCK_SIZE=16)
 
     tensors = draw()
     block_mask, of_one = made(BATCH_SIZE), made(None)
-    assert text_of(block_mask) == "table0[b,q_idx]==table0[b,kv_idx]"
-    assert "//16" in text_of(of_one)  # whose tables are the first sequence's
-    assert "//16" in text_of(block_mask.to("cpu"))
+    assert not is_listed(block_mask)
+    assert is_listed(of_one)  # whose tables are the first sequence's
+    assert is_listed(block_mask.to("cpu"))
     block_mask.mask_mod = lambda b, h, q_idx, kv_idx: mask_mod(b, h, q_idx, kv_idx) & (kv_idx >= 0)
-    assert "//16" in text_of(block_mask)
+    assert is_listed(block_mask)
     block_mask.mask_mod = mask_mod
-    assert "//16" not in text_of(block_mask)
+    assert not is_listed(block_mask)
     ids[:, :8] = 1  # the tables are what they were
-    assert "//16" in text_of(block_mask)
+    assert is_listed(block_mask)
+
+
+def test_blocks_that_the_core_does_not_take_become_a_table(options_seen):
+    block_mask = torchs.create_block_mask(causal, None, None, *SEQLENS, device="cpu", BLOCK_SIZE=(8, 24))
+    tensors = draw()
+    out = flex_attention(*tensors, block_mask=block_mask)
+    torch.testing.assert_close(out, by_elements(tensors, elements_of(block_mask, causal)), rtol=1e-9, atol=1e-9)
+    assert "//24" in options_seen[-1]["mask_mod"].text
 
 
 def test_a_mask_that_hides_nothing_is_none(options_seen):

@@ -56,6 +56,7 @@ NUMBERS = {
     "ElementType::f64": "DataType_F64",
     "ElementType::bf16": "DataType_BF16",
     "ElementType::f8e4m3fn": "DataType_F8E4M3FN",
+    "ElementType::f8e8m0fnu": "DataType_F8E8M0FNU",
 }
 SAME_SIZE = (
     "MetadataExtension",

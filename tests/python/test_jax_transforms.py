@@ -11,7 +11,7 @@ import pytest
 from jax_support import CASES, PACKED, assert_close, draw, lengths, qkv, reference
 
 import tilewise
-from tilewise._types import AttentionOptions
+from tilewise._options import AttentionOptions
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -287,5 +287,9 @@ def test_every_option_has_a_case():
     elsewhere = {"q", "k", "v", "return_lse", "implementation", "max_seqlen_q", "max_seqlen_k"}
     scales = {"q_scale", "k_scale", "v_scale"}
     ours = set(inspect.signature(tilewise_jax.attention).parameters)
-    assert ours == used | elsewhere | scales
-    assert ours == {"q", "k", "v", "return_lse", *AttentionOptions.__annotations__} - {"out", "score_mod", "mask_mod"}
+    functions = {"score_mod", "mask_mod", "block_mask"}  # test_jax_functions.py
+    assert ours == used | elsewhere | scales | functions
+    assert ours == {"q", "k", "v", "return_lse", *AttentionOptions.__annotations__} - {
+        "out",
+        "key_indices",
+    }

@@ -7,6 +7,7 @@ import torch
 from kv_cache_step import Step
 
 import tilewise
+from tilewise._kv_cache import ARRAYS
 
 torch.manual_seed(0)
 
@@ -61,10 +62,11 @@ def _operands(appending_alone=False):
     step = Step(4, [9, 2], 1)
     caches = [torch.randn(16, 4, 2, 32) for _ in range(2)]
     table = torch.randperm(16)[:8].view(2, 4).int()
-    arrays = (None, None, None, step.seqlens, None, None, table, None, None, None, None, None)
+    indices = None if appending_alone else torch.tensor([[[[3, 0, 3]]], [[[1, -1, 2]]]], dtype=torch.int32)
+    arrays = (None, None, None, None, None, step.seqlens, None, None, table, None, None, None, indices)
     if appending_alone:
-        return (*caches, None, None, step.k, step.v, *arrays, False, 0, None, None, None, None, None)
-    scalars = (False, 0, None, None, None, None, None, None, True, -1, -1, None, 0.0, 0, False, None)
+        return (*caches, None, None, step.k, step.v, *arrays, None, None, 0, False, None, None, None, None)
+    scalars = (None, None, None, 0, False, True, -1, -1, None, 0.0, 0, False, None, None, None, None)
     return (step.q, *caches, None, None, step.k, step.v, *arrays, *scalars)
 
 
@@ -83,8 +85,18 @@ def _plain_operands():
     """What kv_cache_attention.plain takes, and the same of the whole operator."""
     q, k_cache, v_cache, _, _, k, v, *rest = _operands()
     cos, sin = torch.rand(2, 16, 8).unbind()
-    whole = (q, k_cache, v_cache, None, None, k, v, cos, sin, *rest[2:])
-    return (q, k_cache, v_cache, k, v, rest[3], rest[6], cos, sin, True, None), whole
+    rest[12] = None  # key_indices, which that one does not take
+    whole = (q, k_cache, v_cache, None, None, k, v, *rest[:2], cos, sin, *rest[4:])
+    return (q, k_cache, v_cache, k, v, rest[5], rest[8], cos, sin, True, None), whole
+
+
+@pytest.mark.parametrize("name", ["kv_cache_attention", "kv_cache_attention_out", "append_kv"])
+def test_operators_take_arrays_in_their_order(name):
+    tilewise.append_kv(*(torch.zeros(1, 1, 1, 8) for _ in range(4)), cache_seqlens=0)
+    arguments = getattr(torch.ops.tilewise, name).default._schema.arguments
+    arrays = [each.name for each in arguments if "Tensor" in str(each.type) and each.name in ARRAYS]
+    assert sorted(arrays[:2]) == ["k_scale", "v_scale"]  # among the caches, which a call may change
+    assert arrays[2:] == [array for array in ARRAYS if array not in arrays[:2]]
 
 
 def test_the_plain_operator_passes_torchs_own_checks():

@@ -303,8 +303,8 @@ LENGTHS, LSE = torch.zeros(2), torch.zeros(2, 4, 6)
 TAKEN = {
     "q": ("f32, bf16, f16, f64 or fp8_e4m3", lambda x: (tilewise.attention, (x(Q), K, K), {})),
     "k": ("f32", lambda x: (tilewise.attention, (Q, x(K), K), {})),
-    "bias": ("f32, bool or that of q, f32", lambda x: (tilewise.attention, (Q, K, K), {"bias": x(Q[0, 0])})),
-    "sink": ("f32 or that of q, f32", lambda x: (tilewise.attention, (Q, K, K), {"sink": x(LENGTHS)})),
+    "bias": ("bool or that of q, f32", lambda x: (tilewise.attention, (Q, K, K), {"bias": x(Q[0, 0])})),
+    "sink": ("f32", lambda x: (tilewise.attention, (Q, K, K), {"sink": x(LENGTHS)})),
     "seqused_k": ("i32", lambda x: (tilewise.attention, (Q, K, K), {"seqused_k": x(LENGTHS)})),
     "q in attention_backward": (
         "f32, bf16, f16 or f64 in attention_backward",

@@ -23,6 +23,8 @@ ATTENTION_ARGUMENTS = {
     "softmax_lse": (tilewise.attention, "return_lse"),
     "out_dtype": (tilewise.attention, "out"),
     "tables": (tilewise.attention, "score_mod"),  # what it captures
+    "dtables": (tilewise.attention, "score_mod"),  # and of that what requires gradients
+    **dict.fromkeys(("top_k", "key_indices_per_head"), (tilewise.attention, "key_indices")),
     **dict.fromkeys(("dq", "dk", "dv", "dbias", "dsink"), (tilewise.attention_backward, "gradients")),
 }
 KV_CACHE_ARRAYS = {
@@ -36,6 +38,8 @@ KV_CACHE_ARGUMENTS = {
     "softmax_lse": (tilewise.kv_cache_attention, "return_lse"),
     "rotary": (tilewise.kv_cache_attention, "rotary_cos"),
     "scales": (tilewise.kv_cache_attention, "k_scale"),
+    "tables": (tilewise.kv_cache_attention, "score_mod"),
+    **dict.fromkeys(("top_k", "key_indices_per_head"), (tilewise.kv_cache_attention, "key_indices")),
 }
 MERGE_ARRAYS = {
     "device", "dtype", "parts_dtype", "parts", "batch_size", "seqlen_q", "total_q", "num_heads_q", "head_dim_v",
@@ -67,10 +71,18 @@ def test_every_field_has_an_argument(function, arrays, arguments):
         assert argument in inspect.signature(taker).parameters
 
 
-def test_the_core_takes_every_option_of_attention():
-    taken = set(inspect.signature(tilewise.attention).parameters)
-    for argument in taken - {"q", "k", "v", "mask", "alignment", "window", "return_lse", "out", "implementation"}:
-        assert f"{argument}:" in (_core.AttentionOptions.__init__.__doc__ or ""), argument
+@pytest.mark.parametrize(
+    ("function", "options", "others"),
+    [
+        (tilewise.attention, _core.AttentionOptions, {"alignment"}),
+        (tilewise.kv_cache_attention, _core.KvCacheOptions, {"k_cache", "v_cache"}),
+    ],
+    ids=["attention", "kv_cache"],
+)
+def test_the_core_takes_every_option(function, options, others):
+    taken = set(inspect.signature(function).parameters)
+    others = others | {"q", "k", "v", "mask", "window", "return_lse", "out", "implementation"}
+    assert taken - others <= set(options.keywords())
 
 
 def test_operations():

@@ -178,6 +178,16 @@ def test_linear_layers_take_it(format):
     assert (out - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(0, 32), (4, 0), (0, 0)])
+@pytest.mark.parametrize("format", ["fp8_row", "fp8_1x128", "mxfp8", "mxfp4", "nvfp4"])
+def test_no_elements_keep_their_shape(format, rows, columns):
+    x = np.zeros((rows, columns), np.float32)
+    expected = [array.shape for array in tilewise.quantize(x, format)]
+    quantized = tilewise.quantize(torch.from_numpy(x), format)
+    assert [tuple(tensor.shape) for tensor in quantized] == expected
+    assert tuple(tilewise.dequantize(quantized[0], quantized[1], format, *quantized[2:]).shape) == (rows, columns)
+
+
 def test_nan_and_infinities():
     x = np.ones((4, 64), np.float32)
     x[0, 3], x[1, 40], x[2, 5] = np.nan, np.inf, -np.inf

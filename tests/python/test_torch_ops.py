@@ -14,7 +14,7 @@ from cases import assert_close, draw, lengths
 from torch_support import ALL_OPTIONS, Recorder, assert_same, gradients, options_with
 
 import tilewise
-from tilewise._arguments import FORMS, Options
+from tilewise._options import FORMS, Options
 from tilewise._torch import autograd, operators
 
 

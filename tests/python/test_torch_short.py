@@ -9,7 +9,7 @@ import torch
 from torch_support import ALL_OPTIONS, Recorder, assert_same, gradients
 
 import tilewise
-from tilewise._arguments import Options, Short, short_options
+from tilewise._options import Options, Short, short_options
 from tilewise._torch import operators
 
 STARTS = torch.tensor([0, 3, 3, 9], dtype=torch.int32), torch.tensor([0, 2, 6, 11], dtype=torch.int32)

@@ -361,11 +361,27 @@ def test_masks_given_as_arrays() -> None:
     assert not torch.allclose(tiny_call(sliding_window=2), expected)
 
 
-@pytest.mark.parametrize("keyword", ["output_attentions", "head_mask", "indices", "block_indices", "cache", "sinks"])
+@pytest.mark.parametrize("keyword", ["output_attentions", "head_mask", "block_indices", "cache", "sinks"])
 def test_what_cannot_be_honoured_is_refused(keyword: str) -> None:
     with pytest.raises(NotImplementedError, match=f"{keyword}: .*tilewise"):
         tiny_call(**{keyword: torch.ones(1)})
     tiny_call(**{keyword: None})
+
+
+def test_indices_select_keys() -> None:
+    random = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 4, 5, 8, generator=random)
+    indices = torch.tensor([[[0, 3]], [[2, 4]]], dtype=torch.int64).expand(2, 5, 2)
+    selected = torch.zeros(2, 1, 5, 5, dtype=torch.bool).scatter_(3, indices[:, None], True)
+    causal = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
+    own = hook.attention_forward(torch.nn.Module(), q, q, q, causal, indices=indices)[0]
+    masked = hook.attention_forward(torch.nn.Module(), q, q, q, causal & selected)[0]
+    torch.testing.assert_close(own, masked)
+    with pytest.raises(ValueError, match=r"indices: expected \[2, 5, top_k\] \(got \[1\]\)"):
+        tiny_call(indices=torch.ones(1))
+    lengths = torch.tensor([0, 10])
+    with pytest.raises(NotImplementedError, match="indices: selected keys beside cu_seq_lens are not supported"):
+        tiny_call(indices=indices, cu_seq_lens_q=lengths, cu_seq_lens_k=lengths)
 
 
 def test_bad_masks_are_named() -> None:

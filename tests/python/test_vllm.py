@@ -105,20 +105,52 @@ def test_the_variable_asks_on_cpus(
     assert all(f"in vLLM {release}, " in line for line in lines)
 
 
-def test_the_variable_changes_nothing_on_gpus(
+def test_the_variable_asks_for_experts_alone_on_gpus(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     vllm_stand_in.install(monkeypatch, "0.26.0", cpu=False)
-    monkeypatch.setenv("TILEWISE_VLLM", "attention")
+    monkeypatch.setenv("TILEWISE_VLLM", "attention,experts")
     caplog.set_level(logging.INFO)
     module("tilewise.vllm").register()
     assert set(registered()) == {"CUSTOM"}
     assert "use --attention-backend CUSTOM" in caplog.text
+    experts = module("tilewise.vllm.experts").TilewiseExperts
+    assert module("vllm.model_executor.custom_op").op_registry_oot == {"UnquantizedFusedMoEMethod": experts}
+
+
+def test_latent_attention_is_asked_for_on_gpus(
+    release: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM has one name for a backend of another package, whose class is of one kind of layers."""
+    vllm_stand_in.install(monkeypatch, release, cpu=False)
+    monkeypatch.setenv("TILEWISE_VLLM", "mla")
+    for _ in range(2):
+        module("tilewise.vllm").register()
+    assert registered() == {"CUSTOM": "tilewise.vllm.mla.TilewiseMlaBackend"}
+    prompts = module("vllm.v1.attention.backends.mla.prefill.registry").MLAPrefillBackendEnum.CUSTOM
+    assert prompts.get_path() == "tilewise.vllm.mla.TilewiseMlaPrefill"
+    assert not caplog.records
+    mla = module("tilewise.vllm.mla")
+    assert mla.TilewiseMlaBackend.get_name() == mla.TilewiseMlaPrefill.get_name() == "CUSTOM"
+    assert mla.TilewiseMlaBackend.get_impl_cls() is mla.TilewiseMlaImpl
+    assert mla.TilewiseMlaBackend.get_builder_cls() is mla.TilewiseMlaBuilder
+    assert [mla.TilewiseMlaBackend.get_preferred_block_size(size) for size in (16, 128)] == [64, 128]
+    for major in (7, 9):
+        for cls in (mla.TilewiseMlaBackend, mla.TilewiseMlaPrefill):
+            assert cls.supports_compute_capability(SimpleNamespace(major=major)) == (major == 9)
+
+
+def test_latent_attention_on_a_cpu_is_vllms_own(
+    vllm: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TILEWISE_VLLM", "mla")
+    module("tilewise.vllm").register()
+    assert "TILEWISE_VLLM=mla is for GPUs" in caplog.text and "CPU_ATTN" not in registered()
 
 
 def test_a_word_that_is_none_is_refused(vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWISE_VLLM", "attention,moe")
-    with pytest.raises(ValueError, match=r"TILEWISE_VLLM: must be of attention and experts, .* \(got 'moe'\)"):
+    with pytest.raises(ValueError, match=r"TILEWISE_VLLM: must be of attention, experts, mla, .* \(got 'moe'\)"):
         module("tilewise.vllm").register()
     assert not registered()
 
@@ -161,10 +193,18 @@ def test_the_backend_answers_the_selector(release: str) -> None:
     }  # fmt: skip
     for name, value in others.items():
         assert backend.validate_configuration(**{**layer, name: value}) == [name]
+    assert backend.validate_configuration(**{**layer, "dtype": torch.float32}) == ["dtype"], "GPUs have no such cache"
+    assert torch.float32 in module("tilewise.vllm.backend").TilewiseCpuBackend.supported_dtypes
     sizes = [size.base for size in backend.get_supported_kernel_block_sizes(kv_cache_spec=None)]
     assert sizes == [16]
     assert backend.get_kv_cache_shape(7, 32, 4, 64, cache_dtype_str="auto") == (7, 4, 32, 128)
     assert not backend.forward_includes_kv_cache_update
+
+
+def test_full_graphs_are_of_uniform_batches(release: str) -> None:
+    """vLLM may replay a captured mixed batch with longer queries than it was captured with."""
+    support = module("vllm.v1.attention.backend").AttentionCGSupport
+    assert module("tilewise.vllm.backend").TilewiseBuilder._cudagraph_support is support.UNIFORM_BATCH
 
 
 def test_a_steps_metadata(release: str) -> None:
@@ -247,6 +287,17 @@ def test_experts(vllm: None, activation: str) -> None:
         hidden = [ACTIVATIONS[activation](layer.w13_weight[i] @ row + layer.w13_bias[i]) for i in e]
         parts = [layer.w2_weight[i] @ h + layer.w2_bias[i] for i, h in zip(e, hidden)]
         torch.testing.assert_close(out[token], w[0] * parts[0] + w[1] * parts[1], rtol=1e-4, atol=1e-4)
+
+
+def test_experts_that_are_tilewises_leave_routing_to_vllm(vllm: None) -> None:
+    """Nor do they ask for what takes tokens to other ranks, which vLLM's own would be asked for."""
+    ours, theirs = experts_method(), experts_method(tp=2)
+    for method in (ours, theirs):
+        method.process_weights_after_loading(experts_layer())
+    assert (ours.is_monolithic, theirs.is_monolithic) == (False, True)
+    assert ours.maybe_make_prepare_finalize(routing_tables=None) is None
+    with pytest.raises(ValueError, match="should not be called"):
+        theirs.maybe_make_prepare_finalize(routing_tables=None)
 
 
 @pytest.mark.parametrize(

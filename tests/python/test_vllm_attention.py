@@ -3,6 +3,7 @@ prompts and single tokens, in every layout and of every kind of layer."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from types import SimpleNamespace
 from typing import Any
@@ -183,6 +184,26 @@ def test_slots_of_nobody_are_skipped() -> None:
     torch.testing.assert_close(batch.cache, before, rtol=0, atol=0, equal_nan=True)
 
 
+def test_requests_that_pad_a_graph() -> None:
+    """A graph may have more requests than a step: those behind have no query, no key and no slot."""
+    batch = Batch(make_impl())
+    step, more = batch.metadata(), 2
+    nothing = torch.zeros(more, dtype=torch.int32)
+    step = dataclasses.replace(
+        step,
+        num_reqs=len(NEW) + more,
+        num_actual_tokens=sum(NEW) + PADDING,
+        query_start_loc=torch.cat([step.query_start_loc, nothing + sum(NEW)]),
+        seq_lens=torch.cat([step.seq_lens, nothing]),
+        block_table=torch.cat([step.block_table, step.block_table[:more]]),
+        slot_mapping=torch.cat([step.slot_mapping, torch.full((PADDING,), -1)]),
+    )
+    batch.impl.do_kv_cache_update(LAYER, batch.k, batch.v, batch.cache, step.slot_mapping)
+    out = torch.empty(batch.q.shape)
+    batch.impl.forward(LAYER, batch.q, batch.k, batch.v, batch.cache, step, out)
+    batch.check(out[: sum(NEW)], 1e-5)
+
+
 def test_queries_that_see_both_ways() -> None:
     batch = Batch(make_impl())
     batch.check(batch.run(causal=False), 1e-5, causal=False)
@@ -258,11 +279,11 @@ def test_calls_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         fp8.forward(several, batch.q, batch.k, batch.v, batch.cache.to(torch.uint8), *call[5:])
     base = importlib.import_module("vllm.v1.attention.backend").AttentionImpl
     monkeypatch.setattr(base, "__new__", lambda cls, *a, **k: _with_ranks(cls))
-    with pytest.raises(NotImplementedError, match=r"context parallelism: .* \(got 2 ranks\)"):
+    with pytest.raises(NotImplementedError, match=r"prefill context parallelism: .* \(got 2 ranks\)"):
         make_impl()
 
 
 def _with_ranks(cls: type) -> Any:
     made = object.__new__(cls)
-    made.dcp_world_size = 2
+    made.pcp_world_size = 2
     return made

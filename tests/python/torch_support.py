@@ -7,7 +7,7 @@ import torch
 from cases import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilewise._arguments import Options
+from tilewise._options import Options
 
 # Changes nothing where nothing is dropped, but that the operator with all options is called.
 ALL_OPTIONS = {"seed": torch.zeros(2, dtype=torch.int64)}

@@ -137,11 +137,70 @@ class UnquantizedFusedMoEMethod:
         assert cls.__name__ not in registry, f"Duplicate op name: {cls.__name__}"
         registry[cls.__name__] = theirs
 
+    is_monolithic = True
+
+    def maybe_make_prepare_finalize(self, routing_tables: Any = None) -> Any:
+        raise ValueError("should not be called")
+
     def process_weights_after_loading(self, layer: Any) -> None:
         layer.repacked = True
 
     def forward_native(self, layer: Any, x: Any, *others: Any, **more: Any) -> str:
         return "vLLM's own"
+
+
+class QueryLenSupport(Enum):
+    SINGLE_ONLY = "single_only"
+    UNIFORM = "uniform"
+
+
+class MLACommonBackend:
+    @classmethod
+    def is_mla(cls) -> bool:
+        return True
+
+
+class MLACommonMetadataBuilder(AttentionMetadataBuilder):
+    query_len_support = QueryLenSupport.SINGLE_ONLY
+
+
+class MLACommonImpl(ABC):
+    """What it keeps of a layer: its sizes alone."""
+
+    need_to_return_lse_for_decode = False
+
+    def __init__(self, num_heads: int, head_size: int, scale: float, *others: Any, kv_lora_rank: int, **more: Any):
+        self.num_heads, self.head_size, self.scale, self.kv_lora_rank = num_heads, head_size, float(scale), kv_lora_rank
+
+    @abstractmethod
+    def forward_mqa(self, q: Any, kv_c_and_k_pe_cache: Any, attn_metadata: Any, layer: Any) -> Any: ...
+
+
+class MLAPrefillBackend:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def prepare_metadata(self, prefill_metadata: Any) -> None:
+        self._prefill_metadata = prefill_metadata
+
+
+def prefill_registry() -> dict[str, Any]:
+    overrides: dict[Any, str] = {}
+
+    class MLAPrefillBackendEnum(Enum):
+        FLASH_ATTN = "vllm.v1.attention.backends.mla.prefill.flash_attn.FlashAttnPrefillBackend"
+        CUSTOM = None
+
+        def get_path(self) -> str:
+            return overrides.get(self, self.value)
+
+        def is_overridden(self) -> bool:
+            return self in overrides
+
+    return {
+        "MLAPrefillBackendEnum": MLAPrefillBackendEnum,
+        "register_mla_prefill_backend": overrides.__setitem__,
+    }
 
 
 def registry_module() -> dict[str, Any]:
@@ -185,6 +244,14 @@ def modules(release: str, cpu: bool = True) -> dict[str, ModuleType]:
             "CommonAttentionMetadata": metadata_class(release),
             "MultipleOf": MultipleOf,
         },
+        "vllm.model_executor.layers.attention.mla_attention": {
+            "MLACommonBackend": MLACommonBackend,
+            "MLACommonImpl": MLACommonImpl,
+            "MLACommonMetadataBuilder": MLACommonMetadataBuilder,
+            "QueryLenSupport": QueryLenSupport,
+        },
+        "vllm.v1.attention.backends.mla.prefill.base": {"MLAPrefillBackend": MLAPrefillBackend},
+        "vllm.v1.attention.backends.mla.prefill.registry": prefill_registry(),
         "vllm.model_executor.custom_op": {"op_registry_oot": {}},
         "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method": {
             "UnquantizedFusedMoEMethod": UnquantizedFusedMoEMethod

@@ -1,10 +1,12 @@
 // score_mod and mask_mod: what says the same as an option gives the same, and gradients are those of differences.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "../support/dense_call.hpp"
 #include "../support/expect_error.hpp"
@@ -158,6 +160,59 @@ TEST(ScoreFunctions, HaveTheGradientsOfDifferences) {
   }
 }
 
+/// Elements that several scores look up, look-ups within the slope of others, and those that are outside.
+TEST(ScoreFunctions, GiveTablesTheGradientsOfDifferences) {
+  constexpr double kStep = 1e-5;
+  for (const char* score_mod :
+       {"score + table0[h, clamp(q_idx - kv_idx + 1, 0, 2)]", "score * table0[h, 1] + table1[kv_idx] * table1[q_idx]",
+        "select(table1[kv_idx] > 0, score * exp2(table0[h, q_idx]), tanh(score * table0[0, kv_idx]))",
+        "score + table2[table2[h]] * 0.5 + max(table1[q_idx + 3], table0[h, 0])"}) {
+    DenseCall call({.batch = 2, .seqlen_q = 3, .seqlen_k = 5, .heads_q = 2, .heads_k = 1, .dtype = DType::f64});
+    Tensor tables[] = {call.normal(DType::f64, {2, 3}), call.normal(DType::f64, {5}), Tensor(DType::i32, {2})};
+    call.options.softcap = 3.0;
+    call.options.score_mod = score_mod;
+    call.options.mask_mod = "(kv_idx != 3) | (h == 0)";
+    call.options.tables = {tables[0].view(), tables[1].view(), tables[2].view()};
+    call.prepare_backward(true);
+    call.forward();
+    const Tensor gradients[] = {Tensor(DType::f64, {2, 3}), Tensor(DType::f64, {5})};
+    call.options.dtables = {gradients[0].view(), gradients[1].view()};
+    call.backward();
+    call.options.dtables.clear();
+    for (std::size_t n = 0; n < std::size(gradients); ++n) {
+      for (std::int64_t i = 0; i < gradients[n].size(); ++i) {
+        const double kept = tables[n].at(i);
+        tables[n].set_at(i, kept + kStep);
+        const double high = loss(call);
+        tables[n].set_at(i, kept - kStep);
+        const double low = loss(call);
+        tables[n].set_at(i, kept);
+        EXPECT_NEAR(gradients[n].at(i), (high - low) / (2 * kStep), 1e-6)
+            << score_mod << ", element " << i << " of table" << n;
+      }
+    }
+  }
+}
+
+TEST(ScoreFunctions, RefuseGradientsThatAreNotThere) {
+  const auto refused = [](const std::string& words, const std::string& message) {
+    expect_invalid(
+        message, [&] { validate(parse_problem("attention_backward seqlen_q=8 head_dim=16 num_heads_q=4 " + words)); });
+  };
+  refused("score_mod=score*table0[h] tables=f32[4] dtables=2", "dtables: must be bits of 1 tables (got 2)");
+  refused("mask_mod=table0[h]<1 tables=f32[4] dtables=1", "dtables: requires score_mod (got none)");
+  refused("score_mod=score*table0[select(score<0,1,0)] tables=f32[4] dtables=1",
+          "dtable0: table0 must not be looked up by what depends on score");
+  expect_error(ErrorCode::invalid_type, "dtable0: dtype of table0 must be f32, bf16, f16 or f64 (got i32)", [] {
+    validate(
+        parse_problem("attention_backward seqlen_q=8 head_dim=16 score_mod=score*table0[h] tables=i32[4] dtables=1"));
+  });
+  expect_invalid("dtables: belongs to attention_backward (got it in attention_forward)", [] {
+    validate(
+        parse_problem("attention_forward seqlen_q=8 head_dim=16 score_mod=score*table0[h] tables=f32[4] dtables=1"));
+  });
+}
+
 TEST(ScoreFunctions, TellOfIndicesOutOfRangeWhereAsked) {
   DenseCall call(kSquare);
   const Tensor table = call.normal(DType::f32, {6});
@@ -172,11 +227,12 @@ TEST(ScoreFunctions, TellOfIndicesOutOfRangeWhereAsked) {
 }
 
 TEST(ScoreFunctions, AreRefusedByNameWhereTheyAreNotHonoured) {
-  const Explanation explanation = explain(parse_problem("attention_forward seqlen_q=8 head_dim=16 score_mod=score*2"));
-  for (const ExplainRow& row : explanation.rows) {
-    if (row.implementation != "emulation.sm90") continue;
-    EXPECT_NE(row.reason.find("score_mod"), std::string::npos) << row.implementation << ": " << row.reason;
-  }
+  const Explanation explanation = explain(parse_problem(
+      "attention_backward dtype=bf16 seqlen_q=8 num_heads_q=2 head_dim=64 score_mod=score*table0[h] tables=f32[2] "
+      "dtables=1"));
+  const auto hopper = std::ranges::find(explanation.rows, "emulation.sm90", &ExplainRow::implementation);
+  ASSERT_NE(hopper, explanation.rows.end());
+  EXPECT_NE(hopper->reason.find("dtables"), std::string::npos) << hopper->reason;
   for (const char* text : {"attention_forward seqlen_q=8 head_dim=16 score_mod=score*2",
                            "attention_backward seqlen_q=8 head_dim=16 mask_mod=h<1"}) {
     EXPECT_TRUE(plan(parse_problem(text)).implementation().starts_with("cpu.")) << text;

@@ -105,7 +105,8 @@ class DenseCall {
   Sizes sizes;
   Tensor q, k, v, out, lse;
   Tensor dout, dlse, dq, dk, dv, dbias, dsink;
-  Tensor bias, alibi_slopes, sink, seqused_q, seqused_k, leftpad_k, seed_and_offset;
+  Tensor bias, alibi_slopes, sink, seqused_q, seqused_k, leftpad_k, seed_and_offset, key_indices;
+  std::vector<Tensor> block_mask;
   AttentionOptions options;
 
   /// Element type of softmax_lse, dlse and alibi_slopes.
@@ -121,6 +122,14 @@ class DenseCall {
     Tensor tensor(DType::i32, {static_cast<std::int64_t>(values.size())});
     for (std::size_t i = 0; i < values.size(); ++i)
       tensor.set_at(static_cast<std::int64_t>(i), static_cast<double>(values[i]));
+    return tensor;
+  }
+
+  /// Spread over `keys` keys; every seventh is none.
+  static Tensor indices(const std::vector<std::int64_t>& shape, std::int64_t keys) {
+    Tensor tensor(DType::i32, shape);
+    for (std::int64_t i = 0; i < tensor.size(); ++i)
+      tensor.set_at(i, i % 7 == 6 ? -1.0 : static_cast<double>((i * i + 5 * i) % keys));
     return tensor;
   }
 
@@ -173,14 +182,35 @@ class DenseCall {
     all.seqused_q = seqused_q.view();
     all.seqused_k = seqused_k.view();
     all.leftpad_k = leftpad_k.view();
+    all.key_indices = key_indices.view();
+    for (const Tensor& tensor : block_mask) all.block_mask.push_back(tensor.view());
     if (seed_and_offset.view().defined()) all.seed_and_offset = seed_and_offset.view();
     return all;
   }
   [[nodiscard]] std::vector<std::span<std::byte>> memory() const {
     std::vector<std::span<std::byte>> all;
-    for (const Tensor* tensor : {&q, &k, &v, &out, &lse, &dout, &dlse, &dq, &dk, &dv, &dbias, &dsink, &bias,
-                                 &alibi_slopes, &sink, &seqused_q, &seqused_k, &leftpad_k, &seed_and_offset})
+    for (const Tensor* tensor : {&q,
+                                 &k,
+                                 &v,
+                                 &out,
+                                 &lse,
+                                 &dout,
+                                 &dlse,
+                                 &dq,
+                                 &dk,
+                                 &dv,
+                                 &dbias,
+                                 &dsink,
+                                 &bias,
+                                 &alibi_slopes,
+                                 &sink,
+                                 &seqused_q,
+                                 &seqused_k,
+                                 &leftpad_k,
+                                 &seed_and_offset,
+                                 &key_indices})
       if (tensor->view().defined()) all.push_back(tensor->bytes());
+    for (const Tensor& tensor : block_mask) all.push_back(tensor.bytes());
     return all;
   }
   verify::Random rng_;

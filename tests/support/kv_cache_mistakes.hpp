@@ -192,6 +192,41 @@ inline std::vector<KvCacheMistake> mistakes_in_options() {
   };
 }
 
+/// A block mask of the 12 places of a sequence, and what is said where it is none.
+inline std::vector<KvCacheMistake> mistakes_in_block_masks() {
+  const auto masked = [](std::int64_t rows, std::initializer_list<std::int64_t> counts,
+                         std::initializer_list<std::int64_t> indices) {
+    return [=, counts = std::vector(counts), indices = std::vector(indices)](SmallStep& s) {
+      KvCacheOptions& o = s.arguments.options;
+      o.block_rows = rows;
+      o.block_keys = 16;
+      o.block_mask = {s.tensor({1, 1, 1}, DType::i32), s.tensor({1, 1, 1, 1}, DType::i32)};
+      for (const auto& [view, sizes] : {std::pair{&o.block_mask[0], counts}, {&o.block_mask[1], indices}})
+        for (std::size_t d = 0; d < sizes.size(); ++d) view->shape[d] = sizes[d];
+    };
+  };
+  const auto mistake = [](std::string sentence, std::function<void(SmallStep&)> make) {
+    return KvCacheMistake{std::move(sentence), std::move(make), ErrorCode::invalid_argument, false};
+  };
+  return {
+      mistake("block_rows: must be a multiple of 16 from 16 to 2^30 (got 8)", masked(8, {1, 1, 1}, {1, 1, 1, 1})),
+      mistake("block_counts: dimension 0 must be 1 or batch_size = 2 (got 0)", masked(16, {0, 1, 1}, {1, 1, 1, 1})),
+      mistake(
+          "block_counts: shape must be [batch of block_counts, heads of block_counts, ceil(capacity / block_rows)] = ",
+          masked(16, {1, 1, 0}, {1, 1, 1, 1})),
+      mistake(
+          "block_indices: shape must be [batch of block_counts, heads of block_counts, ceil(capacity / block_rows), "
+          "ceil(capacity / block_keys)] = ",
+          masked(16, {1, 1, 1}, {1, 1, 1, 0})),
+      mistake("block_mask: must be block_counts and block_indices, and full_block_counts and full_block_indices or "
+              "not (got 1 tensors)",
+              [masked](SmallStep& s) {
+                masked(16, {1, 1, 1}, {1, 1, 1, 1})(s);
+                s.arguments.options.block_mask.pop_back();
+              }),
+  };
+}
+
 /// Of element types and scales.
 inline std::vector<KvCacheMistake> mistakes_in_dtypes() {
   constexpr ErrorCode kType = ErrorCode::invalid_type;
@@ -276,7 +311,8 @@ inline std::vector<KvCacheMistake> mistakes_in_memory() {
 /// Those that are found whatever memory the tensors are in.
 inline std::vector<KvCacheMistake> mistakes_of_any_device() {
   std::vector<KvCacheMistake> all = mistakes_in_options();
-  for (const auto& part : {mistakes_in_dtypes(), mistakes_in_memory()}) all.insert(all.end(), part.begin(), part.end());
+  for (const auto& part : {mistakes_in_dtypes(), mistakes_in_memory(), mistakes_in_block_masks()})
+    all.insert(all.end(), part.begin(), part.end());
   return all;
 }
 

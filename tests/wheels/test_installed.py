@@ -81,6 +81,7 @@ def test_all_that_is_promised_is_within() -> None:
     files = [str(path) for path in distribution("tilewise").files or []]
     for name in (
         "tilewise/tilewise-compiler",
+        "tilewise/bin/tilewise",
         "tilewise/include/tilewise/tilewise.h",
         "tilewise/include/tilewise/attention.hpp",
         "tilewise/include/tilewise/third_party/dlpack/dlpack.h",

@@ -8,6 +8,7 @@
 #include <barrier>
 #include <cstdint>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <functional>
 #include <limits>
@@ -27,17 +28,24 @@ using backends::cpu::Isa;
 constexpr int kTries = 5;
 constexpr std::size_t kMinReadBytes = std::size_t{256} << 20, kMaxReadBytes = std::size_t{1} << 30;
 
-/// Runs work(thread) on every thread at once, kTries times after one warm-up, and returns the
-/// shortest time from the first start to the last end.
-double best_seconds(int num_threads, const std::function<void(int)>& work) {
+double seconds_now(bool cpu_time) {
+  std::timespec now{};
+  clock_gettime(cpu_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+/// Runs work(thread) on every thread at once, kTries times after one warm-up, and returns the shortest time from the
+/// first start to the last end, or what the busiest thread computed for.
+double best_seconds(int num_threads, bool cpu_time, const std::function<void(int)>& work) {
   const auto count = static_cast<std::size_t>(num_threads);
-  std::vector<Clock::time_point> starts(count), stops(count);
+  std::vector<double> starts(count), stops(count);
   double best = std::numeric_limits<double>::infinity();
   int finished_tries = -1;  // the first round warms up caches, page tables and clocks
   std::barrier start_line(num_threads);
   std::barrier finish_line(num_threads, [&]() noexcept {
-    const double seconds =
-        seconds_between(*std::min_element(starts.begin(), starts.end()), *std::max_element(stops.begin(), stops.end()));
+    const double start = *std::min_element(starts.begin(), starts.end());
+    double seconds = 0.0;
+    for (std::size_t i = 0; i < count; ++i) seconds = std::max(seconds, stops[i] - (cpu_time ? starts[i] : start));
     if (finished_tries >= 0) best = std::min(best, seconds);
     ++finished_tries;
   });
@@ -45,9 +53,9 @@ double best_seconds(int num_threads, const std::function<void(int)>& work) {
     const auto index = static_cast<std::size_t>(thread);
     for (int round = 0; round <= kTries; ++round) {
       start_line.arrive_and_wait();
-      starts[index] = Clock::now();
+      starts[index] = seconds_now(cpu_time);
       work(thread);
-      stops[index] = Clock::now();
+      stops[index] = seconds_now(cpu_time);
       finish_line.arrive_and_wait();
     }
   };
@@ -71,9 +79,9 @@ std::int64_t iterations_for(const RateLoop& loop, double seconds) {
   }
 }
 
-double gflops_of(const RateLoop& loop, int num_threads, double seconds) {
-  const std::int64_t iterations = iterations_for(loop, seconds);
-  const double best = best_seconds(num_threads, [&](int) { loop.run(iterations); });
+double gflops_of(const RateLoop& loop, int num_threads, const CeilingOptions& options) {
+  const std::int64_t iterations = iterations_for(loop, options.seconds);
+  const double best = best_seconds(num_threads, options.cpu_time, [&](int) { loop.run(iterations); });
   return loop.flops_per_iteration * static_cast<double>(iterations) * num_threads / best / 1e9;
 }
 
@@ -113,7 +121,7 @@ ReadResult measure_reads(int num_threads, const CeilingOptions& options, Isa isa
   }
   std::vector<std::uint64_t> sums(threads);
   for (const ReadPattern& pattern : read_patterns(isa)) {
-    const double best = best_seconds(num_threads, [&](int thread) {
+    const double best = best_seconds(num_threads, options.cpu_time, [&](int thread) {
       const auto t = static_cast<std::size_t>(thread);
       sums[t] = pattern.sum(buffer.get() + t * slice, slice);
     });
@@ -167,16 +175,16 @@ Ceilings measure_ceilings(int num_threads, const CeilingOptions& options) {
   ceilings.num_threads = num_threads;
 
   const RateLoop fma = fma_loop(isa);
-  ceilings.fma_gflops = gflops_of(fma, num_threads, options.seconds);
+  ceilings.fma_gflops = gflops_of(fma, num_threads, options);
   ceilings.notes = "fp32: " + std::string(fma.instruction);
   if (const auto loop = bf16_loop(isa)) {
-    ceilings.bf16_gflops = gflops_of(*loop, num_threads, options.seconds);
+    ceilings.bf16_gflops = gflops_of(*loop, num_threads, options);
     ceilings.notes += "; bf16: " + std::string(loop->instruction);
   } else {
     ceilings.notes += "; no vdpbf16ps: " + missing_note(Isa::avx512_bf16, options.isa_limit);
   }
   if (const auto loop = amx_loop(isa)) {
-    ceilings.amx_gflops = gflops_of(*loop, num_threads, options.seconds);
+    ceilings.amx_gflops = gflops_of(*loop, num_threads, options);
     ceilings.notes += "; amx: " + std::string(loop->instruction);
   } else {
     ceilings.notes += "; no tdpbf16ps: " + missing_note(Isa::amx_bf16, options.isa_limit);

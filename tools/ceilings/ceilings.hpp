@@ -28,6 +28,7 @@ struct Ceilings {
 struct CeilingOptions {
   double seconds = 0.05;       ///< length of one measurement; each is taken several times and the best one kept
   std::size_t read_bytes = 0;  ///< 0: four times the last-level cache, between 256 MiB and 1 GiB
+  bool cpu_time = false;       ///< what threads compute, in place of what the clock says: other programs run too
   /// Ignore every instruction set after this one (TILEWISE_CPU_ISA does not count here: a ceiling is the machine's).
   backends::cpu::Isa isa_limit = backends::cpu::Isa::amx_bf16;
 };

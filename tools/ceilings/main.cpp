@@ -1,4 +1,4 @@
-// tilewise-ceilings [THREADS...]: measures this machine's ceilings for each number of threads
+// tilewise-ceilings [--cpu-time] [THREADS...]: measures this machine's ceilings for each number of threads
 // and prints a JSON list. The benchmarks in Python read it, so that every table has its peaks.
 #include <charconv>
 #include <cstdio>
@@ -26,10 +26,17 @@ int parse_threads(const char* text) {
 
 int main(int argc, char** argv) {
   std::vector<int> thread_counts;
+  tilewise::tools::CeilingOptions options;
   for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--cpu-time") == 0) {
+      options.cpu_time = true;
+      continue;
+    }
     const int threads = parse_threads(argv[i]);
     if (threads == 0) {
-      std::fprintf(stderr, "THREADS: must be an integer in [1, %d] (got '%s')\nusage: tilewise-ceilings [THREADS...]\n",
+      std::fprintf(stderr,
+                   "THREADS: must be an integer in [1, %d] (got '%s')\n"
+                   "usage: tilewise-ceilings [--cpu-time] [THREADS...]\n",
                    kMaxThreads, argv[i]);
       return kExitUsage;
     }
@@ -39,7 +46,8 @@ int main(int argc, char** argv) {
   try {
     std::string list;
     for (const int threads : thread_counts)
-      list += (list.empty() ? "[" : ",\n ") + tilewise::tools::to_json(tilewise::tools::measure_ceilings(threads));
+      list +=
+          (list.empty() ? "[" : ",\n ") + tilewise::tools::to_json(tilewise::tools::measure_ceilings(threads, options));
     std::printf("%s]\n", list.c_str());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "tilewise-ceilings: %s\n", error.what());

@@ -53,6 +53,13 @@ typedef struct tilewise_attention_options {
   const char *score_mod, *mask_mod;
   const DLTensor* const* tables; /* what they look up, table0 and on */
   int64_t table_count;
+  const DLTensor* const* dtables; /* backward: gradients of the tables, written; NULL, or a NULL for each not wanted */
+  const DLTensor* key_indices; /* int32 [batch_size, seqlen_q, 1 or num_heads_k, top_k]: the only keys seen; -1: none */
+  /* int32, which blocks of scores are visible: block_counts, block_indices and, where there are full ones,
+   * full_block_counts and full_block_indices: see AttentionOptions::block_mask in problem.hpp. */
+  const DLTensor* const* block_mask;
+  int64_t block_mask_count;       /* 0, 2 or 4 */
+  int64_t block_rows, block_keys; /* queries and keys of a block, multiples of 16 */
 } tilewise_attention_options;
 
 /* Sets every field to its default. Pass sizeof(tilewise_attention_options). */

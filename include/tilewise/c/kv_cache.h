@@ -42,6 +42,15 @@ typedef struct tilewise_kv_cache_options {
   const DLTensor* sink;         /* f32 or the dtype of q, [num_heads_q] */
   int64_t num_splits;           /* 0: chosen */
   const char* implementation;   /* by name; NULL: the cheapest that accepts the problem */
+  /* As tilewise_attention_options has them, but of positions: q_idx is the key that the query stands at. */
+  const char *score_mod, *mask_mod;
+  const DLTensor* const* tables;
+  int64_t table_count;
+  const DLTensor* key_indices; /* as tilewise_attention_options has them */
+  /* Likewise, but of positions: blocks are of as many places as the cache has of a sequence, both ways. */
+  const DLTensor* const* block_mask;
+  int64_t block_mask_count;
+  int64_t block_rows, block_keys;
 } tilewise_kv_cache_options;
 
 /* Sets every field to its default. Pass sizeof(tilewise_kv_cache_options). */

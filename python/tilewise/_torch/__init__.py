@@ -10,18 +10,10 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor
 
-from tilewise._arguments import (
-    ARRAY_NAMES,
-    DEFAULT_TAIL,
-    DROPOUT_IN_TAIL,
-    FORMS,
-    NO_ARRAYS,
-    Options,
-    seed_value,
-    with_seed,
-)
+from tilewise._arguments import seed_value
 from tilewise._functions import Functions
 from tilewise._kinds import form
+from tilewise._options import ARRAY_NAMES, DEFAULT_TAIL, DROPOUT_IN_TAIL, FORMS, NO_ARRAYS, Options, with_seed
 from tilewise._torch import autocast, autograd, batching, fake, flops, functions, jagged, operators  # noqa: F401 (they register)
 from tilewise._torch import formula as formula
 from tilewise._torch import kv_cache as kv_cache

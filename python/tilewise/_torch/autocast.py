@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor
 
-from tilewise._arguments import Options
+from tilewise._options import Options
 from tilewise._torch import operators, private
 from tilewise._torch.operators import LIBRARY
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
-from tilewise._arguments import ARRAYS, FORMS, HEAD, TAIL, Options, form_parts, short_options
+from tilewise._options import ARRAYS, FORMS, HEAD, TAIL, Options, form_parts, short_options
 from tilewise._torch import batching, formula, operators, private
 from tilewise._torch.operators import LIBRARY
 from tilewise._torch.private import forward_ad

@@ -8,8 +8,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from tilewise._arguments import ARRAY_NAMES, Options, wanted_gradients
 from tilewise._functions import Functions
+from tilewise._options import ARRAY_NAMES, Options, wanted_gradients
 from tilewise._torch import jagged, operators, python_kernels
 from tilewise._torch.errors import raise_known
 from tilewise._torch.functions import refuse_jagged

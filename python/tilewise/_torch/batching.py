@@ -10,7 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from tilewise._arguments import Options
+from tilewise._options import Options
 from tilewise._torch import operators
 from tilewise._torch.operators import LIBRARY
 
@@ -85,6 +85,7 @@ def forward(operator: Any, info: Any, in_dims: tuple[Optional[int], ...], *args:
         q_scale=fold.broadcast(options.q_scale, None, 2),
         k_scale=fold.broadcast(options.k_scale, None, 2),
         v_scale=fold.broadcast(options.v_scale, None, 2),
+        key_indices=fold.lengths(options.key_indices, dim_of["key_indices"]),
     )
     out, lse = operator(q, k, v, *options)
     sizes = (info.batch_size, batch_size)

@@ -18,6 +18,7 @@ from tilewise._torch.errors import raise_known
 from tilewise._torch.formulas import FORMULAS
 from tilewise._torch.operators import LIBRARY
 from tilewise._torch.private import are_transforms_active as transforming
+from tilewise._torch.private import forward_ad
 from tilewise._torch.python_kernels import borrow, stream_of
 from tilewise._torch.refusals import has_tangents, refuse_gradient, refuse_tangents
 
@@ -315,6 +316,7 @@ class Operation:
             autograd.refuse_autograd(name)
         autograd.refuse_autograd(self.write.name)
         has = {} if self.derivatives is None else self.derivatives.gradient_of
+        self._tensor_names = [tensor.name for tensor in self.make.kind.inputs]
         self._without_gradient = [tensor.name for tensor in self.make.kind.inputs if tensor.name not in has]
 
     @staticmethod
@@ -333,6 +335,8 @@ class Operation:
         Those of given that gradients would need and the backward call does not take.
         """
         traced = torch.compiler.is_compiling()
+        if not traced and not forward_only and (made := self.run_plain(given, out)) is not None:
+            return made
         into = any(value is not None for value in out.values())
         operator = self.write if into else self.make
         values = {**given, **out} if into else given
@@ -372,6 +376,26 @@ class Operation:
             raise
         results = dict(zip((tensor.name for tensor in operator.made), _tuple(made)))
         return tuple(results.get(tensor.name, out.get(tensor.name)) for tensor in operator.kind.outputs)
+
+    def run_plain(self, given: Given, out: Given) -> Optional[tuple[Any, ...]]:
+        """The outputs of an eager call that no gradient, transform or dual level looks at; None where it is another
+        one, or one that is refused: the careful way says why."""
+        if forward_ad._current_level >= 0 or transforming():
+            return None
+        for value in out.values():
+            if value is not None:
+                return None
+        grad, get = torch.is_grad_enabled(), given.get
+        for name in self._tensor_names:
+            value = get(name)
+            if value is not None and (not isinstance(value, Tensor) or (grad and value.requires_grad)):
+                return None
+        try:
+            with autograd.below_autograd():
+                made = self.make.handle(*[get(name) for name in self.make.names])
+        except (RuntimeError, NotImplementedError, ValueError, TypeError):
+            return None
+        return made if isinstance(made, tuple) else (made,)
 
     @staticmethod
     def _refuse_others(operator: Operator, values: Given) -> None:

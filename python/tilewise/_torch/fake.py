@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from tilewise._arguments import Options, Short, form_parts
+from tilewise._options import Options, Short, form_parts
 from tilewise._torch.operators import LIBRARY
 from tilewise._torch.python_kernels import lse_dtype, new_rows, out_dtype
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from tilewise._arguments import Options, Short, form_parts
+from tilewise._options import Options, Short, form_parts
 from tilewise._torch.private import has_values
 
 _AXES = {"bshd": (0, 1, 2), "sbhd": (1, 0, 2), "bhsd": (0, 2, 1)}  # batch, rows, heads
@@ -39,7 +39,10 @@ def _scores(q: Tensor, k: Tensor, options: Any) -> tuple[int, int]:
     """(heads, scores of a head over the whole batch)."""
     if options.layout != "thd":
         batch, rows, heads = _AXES[options.layout]
-        return int(q.shape[heads]), int(q.shape[batch] * q.shape[rows] * k.shape[rows])
+        keys = k.shape[rows] if options.key_indices is None else options.key_indices.shape[-1]
+        return int(q.shape[heads]), int(q.shape[batch] * q.shape[rows] * keys)
+    if options.key_indices is not None:
+        return int(q.shape[1]), int(q.shape[0] * options.key_indices.shape[-1])
     longest_q, longest_k = options.max_seqlen_q or q.shape[0], options.max_seqlen_k or k.shape[0]
     pairs = zip(_lengths_of(options.cu_seqlens_q, longest_q), _lengths_of(options.cu_seqlens_k, longest_k))
     return int(q.shape[1]), sum(rows * keys for rows, keys in pairs)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _log
-from tilewise._arguments import Options
+from tilewise._options import Options
 from tilewise._torch.dropout_formula import growth, keep_of
 
 _TO_BHSD = {"bshd": (0, 2, 1, 3), "sbhd": (1, 2, 0, 3), "bhsd": (0, 1, 2, 3)}
@@ -72,6 +72,8 @@ def _packed(inputs: Inputs, options: Options, dtype: torch.dtype) -> tuple[Tenso
         slopes = options.alibi_slopes
         own = options._replace(alibi_slopes=slopes[b : b + 1] if slopes is not None and slopes.dim() == 2 else slopes,
                                **lengths)  # fmt: skip
+        if options.key_indices is not None:
+            own = own._replace(key_indices=options.key_indices[None, i:end_q])
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
         sequence = Inputs(q, k, v, bias, inputs.sink)
         out, lse = _dense(sequence, own, dtype, b)
@@ -115,6 +117,17 @@ class _Places:
             self.visible = self.visible & (distance <= right)
         self.distance = distance
         self.row, self.key = rows, key
+        self.leftpad, self.used_k = leftpad, used_k
+
+
+def _times_selected(indices: Tensor, places: _Places, keys: int, group: int) -> Tensor:
+    """How often each key is selected, [batch_size, 1 or num_heads_q, rows, keys]."""
+    indices = indices.to(torch.int64).transpose(1, 2)
+    exists = (indices >= 0) & (indices < places.used_k)
+    column = torch.where(exists, indices + places.leftpad, keys)  # one column more takes what selects no key
+    counts = indices.new_zeros((*indices.shape[:3], keys + 1))
+    counts = counts.scatter_add(3, column, torch.ones_like(column))[..., :keys]
+    return counts if counts.shape[1] == 1 else counts.repeat_interleave(group, 1)
 
 
 def _lengths(given: Any, otherwise: Any) -> Any:
@@ -151,12 +164,18 @@ def _dense(inputs: Inputs, options: Options, dtype: torch.dtype, first: int) -> 
     q = torch.where(places.row_used, q.to(dtype), 0.0)  # what is not used may hold anything
     k, v = (torch.where(used, tensor.to(dtype), 0.0).repeat_interleave(group, 1) for tensor in (k, v))
     s = _scores(Inputs(q, k, v, bias, sink), places, options, dtype)
+    counts = None
+    if options.key_indices is not None:
+        counts = _times_selected(options.key_indices, places, k.shape[2], group)
+        s = torch.where(counts > 0, s, -math.inf)
     top = s.detach().amax(-1, keepdim=True) if s.shape[-1] else s.new_full((*s.shape[:-1], 1), -math.inf)
     logit = None if sink is None else torch.where(places.row_used, sink.to(dtype)[:, None, None], -math.inf)
     if logit is not None:
         top = torch.maximum(top, logit.detach())
     top = torch.where(torch.isneginf(top), 0.0, top)
     weights = torch.exp(s - top)
+    if counts is not None:
+        weights = weights * counts
     total = weights.sum(-1, keepdim=True)
     if logit is not None:
         total = total + torch.exp(logit - top)

@@ -9,14 +9,14 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from tilewise._arguments import Options
 from tilewise._functions import Functions
+from tilewise._options import Options
 from tilewise._torch import private, python_kernels
 from tilewise._torch.private import forward_ad
 
 
 class _Attention(torch.autograd.Function):
-    """q, k, v, bias, sink, options, functions to (out, softmax_lse)."""
+    """q, k, v, bias, sink, options, functions, and their tables once more, to (out, softmax_lse)."""
 
     @staticmethod
     def forward(
@@ -28,16 +28,17 @@ class _Attention(torch.autograd.Function):
         sink: Optional[Tensor],
         options: Options,
         functions: Functions,
+        *tables: Tensor,
     ) -> tuple[Tensor, Tensor]:
         out, lse = python_kernels.run_forward(q, k, v, options, functions)
-        ctx.save_for_backward(q, k, v, bias, sink, out, lse)
-        ctx.options, ctx.functions = options._replace(bias=None, sink=None), functions
+        ctx.save_for_backward(q, k, v, bias, sink, out, lse, *tables)
+        ctx.options, ctx.functions = options._replace(bias=None, sink=None), functions._replace(tables=())
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-        q, k, v, bias, sink, out, lse = ctx.saved_tensors
+        q, k, v, bias, sink, out, lse, *tables = ctx.saved_tensors
         if torch.is_grad_enabled():
             raise NotImplementedError("score_mod: second derivatives are not there with score_mod or mask_mod")
         dout = torch.zeros_like(out) if dout is None else dout.contiguous()
@@ -45,9 +46,12 @@ class _Attention(torch.autograd.Function):
         options = ctx.options._replace(bias=bias, sink=sink)
         if torch.are_deterministic_algorithms_enabled():
             options = options._replace(deterministic=True)
-        inputs, wanted = (dout, dlse, q, k, v, out, lse), ctx.needs_input_grad[:5]
-        gradients = python_kernels.run_backward(inputs, wanted, options, ctx.functions)
-        return (*(gradient if want else None for gradient, want in zip(gradients, wanted)), None, None)
+        inputs = (dout, dlse, q, k, v, out, lse)
+        wanted = (*ctx.needs_input_grad[:5], *ctx.needs_input_grad[7:])
+        functions = ctx.functions._replace(tables=tuple(tables))
+        gradients = python_kernels.run_backward(inputs, wanted, options, functions)
+        results = [gradient if want else None for gradient, want in zip(gradients, wanted)]
+        return (*results[:5], None, None, *results[5:])
 
 
 def refuse_jagged(q: Tensor) -> None:
@@ -65,17 +69,14 @@ def _attention(q: Tensor, k: Any, v: Any, out: Any, options: Options, return_lse
     refuse_jagged(q)
     if private.are_transforms_active() or forward_ad._current_level >= 0:
         raise NotImplementedError("score_mod: must not be given under torch.func's transforms, nor must mask_mod")
-    needs_graph = any(tensor is not None and tensor.requires_grad for tensor in (q, k, v, options.bias, options.sink))
-    if torch.is_grad_enabled():
-        for i, table in enumerate(functions.tables):
-            if table.requires_grad:
-                raise NotImplementedError(f"table{i}: captured tensors have no gradient; pass them detached")
-        if out is not None and needs_graph:
-            raise ValueError("out: cannot be given with inputs that require gradients")
+    inputs = (q, k, v, options.bias, options.sink, *functions.tables)
+    needs_graph = any(tensor is not None and tensor.requires_grad for tensor in inputs)
+    if torch.is_grad_enabled() and out is not None and needs_graph:
+        raise ValueError("out: cannot be given with inputs that require gradients")
     if out is not None:
         lse = python_kernels.run_forward_out(q, k, v, out, options, functions)
         return (out, lse) if return_lse else out
-    result, lse = _Attention.apply(q, k, v, options.bias, options.sink, options, functions)
+    result, lse = _Attention.apply(q, k, v, options.bias, options.sink, options, functions, *functions.tables)
     return (result, lse) if return_lse else result
 
 

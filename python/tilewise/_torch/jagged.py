@@ -9,8 +9,8 @@ from typing import Any, Callable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tilewise._arguments import ARRAY_NAMES, ARRAYS, DEFAULT_TAIL, HEAD, NO_ARRAYS, TAIL, Options
 from tilewise._kinds import described
+from tilewise._options import ARRAY_NAMES, ARRAYS, DEFAULT_TAIL, HEAD, NO_ARRAYS, TAIL, Options
 from tilewise._torch.errors import refuse_forms
 from tilewise._torch.private import of_jagged
 

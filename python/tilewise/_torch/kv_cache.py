@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
-from tilewise._kv_cache import ARRAYS, lse_shape, out_shape
+from tilewise._arrays import BLOCK_MASK_NAMES
+from tilewise._kv_cache import ARRAYS, borrow_captured, lse_shape, out_shape
 from tilewise._torch import private
 from tilewise._torch.dtypes import BYTE_DTYPES
 from tilewise._torch.errors import raise_known
@@ -65,25 +66,33 @@ def _arrays_of(others: tuple[Any, ...], k_scale: Any, v_scale: Any) -> tuple[Any
     return tuple(scales[name] if name in scales else next(values) for name in ARRAYS)
 
 
-def _run(q: Tensor, tensors: tuple[Any, ...], out: Tensor, lse: Optional[Tensor], rest: tuple[Any, ...],
-         fresh: bool) -> None:  # fmt: skip
-    k_cache, v_cache, k_scale, v_scale, k, v = tensors
-    count = len(ARRAYS) - 2
-    scalars = dict(zip((name for name, _ in _ATTEND_SCALARS), rest[count:-1]))
+def _run(q: Tensor, tensors: tuple[Any, ...], out: Tensor, lse: Optional[Tensor], options: _core.KvCacheOptions,
+         implementation: Optional[str], fresh: bool) -> None:  # fmt: skip
+    """`tensors`: the caches, and the new keys and values."""
+    k_cache, v_cache, k, v = map(_borrow, ("k_cache", "v_cache", "k", "v"), tensors)
     _core.kv_cache_attention(
         _borrow("q", q),
-        _borrow("k_cache", k_cache),
-        _borrow("v_cache", v_cache),
-        _borrow("k", k),
-        _borrow("v", v),
+        k_cache,
+        v_cache,
+        k,
+        v,
         _borrow("out", out, writable=True),
         _borrow("softmax_lse", lse, writable=True),
-        _options(_arrays_of(rest[:count], k_scale, v_scale), scalars),
-        rest[-1] or "",
+        options,
+        implementation or "",
         torch.get_num_threads(),
         fresh,
         stream_of(q),
     )
+
+
+def _run_operator(q: Tensor, tensors: tuple[Any, ...], out: Tensor, lse: Optional[Tensor], rest: tuple[Any, ...],
+                  fresh: bool) -> None:  # fmt: skip
+    k_cache, v_cache, k_scale, v_scale, k, v = tensors
+    count = len(ARRAYS) - 2
+    scalars = dict(zip((name for name, _ in _ATTEND_SCALARS), rest[count:-1]))
+    options = _options(_arrays_of(rest[:count], k_scale, v_scale), scalars)
+    _run(q, (k_cache, v_cache, k, v), out, lse, options, rest[-1], fresh)
 
 
 def _new_out(q: Tensor, v_cache: Optional[Tensor], rest: tuple[Any, ...]) -> Tensor:
@@ -98,14 +107,14 @@ def _new_lse(q: Tensor) -> Tensor:
 def _kernel(q: Tensor, k_cache: Tensor, v_cache: Any, k_scale: Any, v_scale: Any, k: Any, v: Any,
             *rest: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
     out, lse = _new_out(q, v_cache, rest), _new_lse(q)
-    _run(q, (k_cache, v_cache, k_scale, v_scale, k, v), out, lse, rest, fresh=True)
+    _run_operator(q, (k_cache, v_cache, k_scale, v_scale, k, v), out, lse, rest, fresh=True)
     return out, lse
 
 
 def _kernel_out(q: Tensor, k_cache: Tensor, v_cache: Any, k_scale: Any, v_scale: Any, k: Any, v: Any, out: Tensor,
                 *rest: Any) -> Tensor:  # fmt: skip
     lse = _new_lse(q)
-    _run(q, (k_cache, v_cache, k_scale, v_scale, k, v), out, lse, rest, fresh=False)
+    _run_operator(q, (k_cache, v_cache, k_scale, v_scale, k, v), out, lse, rest, fresh=False)
     return lse
 
 
@@ -142,7 +151,7 @@ def _kernel_plain(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Any, v: Any, *
     numbers = _numbers({"causal": causal, "softmax_scale": softmax_scale}, _ATTEND_SCALARS)
     operands = (*(given.get(ARRAYS[place]) for place in _OTHERS), *numbers, None)
     out = _new_out(q, v_cache, operands)
-    _run(q, (k_cache, v_cache, None, None, k, v), out, None, operands, fresh=True)
+    _run_operator(q, (k_cache, v_cache, None, None, k, v), out, None, operands, fresh=True)
     return out
 
 
@@ -294,6 +303,8 @@ def attend(
     """out, or (out, softmax_lse); see tilewise.kv_cache_attention."""
     given = (q, k_cache, v_cache, k, v, out, *arrays)
     _check("q", 2, _ATTEND_NAMES, given)
+    if "tables" in values:
+        return _attend_with_functions(q, k_cache, v_cache, k, v, arrays, values, out, return_lse, implementation)
     tensors = (q, k_cache, v_cache, arrays[_K_SCALE], arrays[_V_SCALE], k, v)
     operands = (*[arrays[place] for place in _OTHERS], *_numbers(values, _ATTEND_SCALARS), implementation)
     try:
@@ -305,6 +316,31 @@ def attend(
         raise_known(error, **dict(zip(_ATTEND_NAMES, given)))
         raise
     return (out, lse) if return_lse else out
+
+
+def _with_functions(q: Tensor, k_cache: Any, v_cache: Any, k: Any, v: Any, arrays: tuple[Any, ...], values: Any,
+                    out: Any, return_lse: bool, implementation: Optional[str]) -> Any:  # fmt: skip
+    """attend() with score_mod, mask_mod or block_mask, which the operators do not take: their kernel in Python does."""
+    names = tuple(f"table{i}" for i in range(len(values["tables"])))
+    captured = values["tables"]
+    if (mask := values["block_mask"]) is not None:
+        names, captured = (*names, *BLOCK_MASK_NAMES), (*captured, *mask.arrays())
+    _check("q", len(captured), names, captured)
+    if not nobody_derives():
+        raise NotImplementedError(
+            "score_mod: must not be given under torch.func's transforms, nor must mask_mod and block_mask"
+        )
+    fresh = out is None
+    if fresh:
+        out = q.new_empty(out_shape(q, v_cache, values))
+    lse = _new_lse(q) if return_lse else None
+    options = _options(arrays, borrow_captured(values, _borrow))
+    _run(q, (k_cache, v_cache, k, v), out, lse, options, implementation, fresh)
+    return (out, lse) if return_lse else out
+
+
+# A compiler that looks on leaves such a call to itself: what is traced would be its stand-ins for tensors.
+_attend_with_functions: Any = torch.compiler.disable(_with_functions)
 
 
 def append(

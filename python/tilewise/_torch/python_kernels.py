@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
-from tilewise._arguments import ARRAYS, HEAD, TAIL, Options, Short, form_parts
 from tilewise._arrays import core_options
 from tilewise._functions import Functions
+from tilewise._options import ARRAYS, HEAD, TAIL, Options, Short, form_parts
 from tilewise._torch.dtypes import BYTE_DTYPES
 
 
@@ -41,12 +41,14 @@ def borrow(name: str, tensor: Tensor, writable: bool = False) -> _core.Array:
     return _core.Array(tensor.detach(), name, "", writable)
 
 
-def _core_options(options: Options, functions: Optional[Functions] = None) -> _core.AttentionOptions:
+def _core_options(
+    options: Options, functions: Optional[Functions] = None, dtables: Sequence[Any] = ()
+) -> _core.AttentionOptions:
     values: tuple[Any, ...] = options
     arrays = (None if tensor is None else tensor.detach() for tensor in values[ARRAYS])
     if functions is not None:
         functions = functions._replace(tables=tuple(table.detach() for table in functions.tables))
-    return core_options(Options._make((*values[HEAD], *arrays, *values[TAIL])), functions)
+    return core_options(Options._make((*values[HEAD], *arrays, *values[TAIL])), functions, dtables)
 
 
 def stream_of(q: Tensor) -> int:
@@ -112,7 +114,7 @@ def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwar
 def _run_backward(
     inputs: Sequence[Optional[Tensor]], gradients: list[Any], options: Options, functions: Optional[Functions] = None
 ) -> None:
-    """`gradients`: where dq, dk, dv, dbias and dsink go, borrowed; None where they are not wanted."""
+    """`gradients`: where dq, dk, dv, dbias, dsink and those of tables go, borrowed; None where they are not wanted."""
     dout, dlse, q, k, v, out, softmax_lse = inputs
     assert dout is not None and q is not None and k is not None  # the schema says so; dlse alone may be None
     assert v is not None and out is not None and softmax_lse is not None
@@ -129,7 +131,7 @@ def _run_backward(
         gradients[2],
         gradients[3],
         gradients[4],
-        _core_options(options, functions),
+        _core_options(options, functions, gradients[5:]),
         options.implementation or "",
         torch.get_num_threads(),
         stream_of(q),
@@ -139,11 +141,13 @@ def _run_backward(
 def run_backward(
     inputs: Sequence[Any], needed_gradients: Sequence[bool], options: Options, functions: Optional[Functions] = None
 ) -> tuple[Tensor, ...]:
-    """`inputs`: dout, dlse, q, k, v, out and softmax_lse. Gradients that are not needed are empty."""
+    """`inputs`: dout, dlse, q, k, v, out and softmax_lse. Gradients, those of tables last, are empty if not needed."""
     q, k, v = inputs[2:5]
     gradients, views = [], []
+    tables = () if functions is None else functions.tables
+    likes = (("dq", q), ("dk", k), ("dv", v), ("dbias", options.bias), ("dsink", options.sink))
     for (name, like), needed in zip(
-        (("dq", q), ("dk", k), ("dv", v), ("dbias", options.bias), ("dsink", options.sink)), needed_gradients
+        (*likes, *((f"dtable{i}", table) for i, table in enumerate(tables))), needed_gradients
     ):
         if needed and like is None:
             raise ValueError(f"{name}: cannot be asked for without its input")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
-from tilewise._arguments import Options, Short, form_parts
+from tilewise._options import Options, Short, form_parts
 from tilewise._torch import operators
 from tilewise._torch.private import name_of
 
@@ -50,6 +50,8 @@ class _Placements(NamedTuple):
             axis = axis if axis >= 0 and shape[axis] != 1 else None
         elif name in ("seqused_q", "seqused_k", "leftpad_k"):
             axis = 0 if batch else None
+        elif name == "key_indices":
+            axis = 0 if batch else rank - 2 if shape[rank - 2] != 1 else None
         elif name in ("sink", "alibi_slopes", "q_scale", "k_scale", "v_scale"):
             axis = (0 if rank == 2 else None) if batch else rank - 1
             if axis is not None and (axis < 0 or shape[axis] == 1):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
-from tilewise._arguments import ARRAY_NAMES, Options
+from tilewise._options import ARRAY_NAMES, Options
 from tilewise._torch.dtypes import CORE_DTYPES
 from tilewise._torch.private import has_values
 

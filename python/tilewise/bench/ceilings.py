@@ -66,9 +66,13 @@ def find_program(name: str, folders: Iterable[Path] = ()) -> Optional[Path]:
     return Path(on_path) if on_path else None
 
 
-def measure_cpu_ceilings(program: Path, threads: int) -> CpuCeilings:
-    """Runs the program. Raises subprocess.CalledProcessError or OSError where it fails."""
-    result = subprocess.run([program, str(threads)], check=True, capture_output=True, text=True, timeout=120)
+def measure_cpu_ceilings(program: Path, threads: int, busy: bool = False) -> CpuCeilings:
+    """Runs the program. Raises subprocess.CalledProcessError or OSError where it fails.
+
+    busy: By the processor's time, since other programs run too.
+    """
+    command = [str(program), *(["--cpu-time"] if busy else []), str(threads)]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     (values,) = json.loads(result.stdout)
     return CpuCeilings(**values)
 

@@ -11,59 +11,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tilewise._arguments import (
-    ARRAY_NAMES,
-    DEFAULT_TAIL,
-    NO_ARRAYS,
-    Options,
-    flag,
-    head_and_tail,
-    seed_value,
-    without_number,
-)
-from tilewise._keywords import with_known_keywords
+from tilewise._arguments import flag, seed_value
+from tilewise._attention import attention as tilewise_attention
+from tilewise._keywords import with_options_of
 from tilewise._kinds import type_name
-from tilewise.jax._calls import NO_DERIVATIVE, Call, check_implementation, forward_results
+from tilewise._options import ARRAY_NAMES, DEFAULT_TAIL, NO_ARRAYS, Options, option_parts
+from tilewise.jax._calls import NO_DERIVATIVE, Call, alike, check_implementation, forward_results
 from tilewise.jax._derivatives import differentiable
 from tilewise.jax._formula import formula, refuse
+from tilewise.jax._functions import Functions, taken
 
 if TYPE_CHECKING:
-    from tilewise._types import Alignment, Layout, Mask
+    from typing_extensions import Unpack
 
+    from tilewise._options import JaxOptions
+
+_OF_FUNCTIONS = ("score_mod", "mask_mod", "block_mask")
 _SEED = "seed: must be an integer, a key of jax.random, or an int64 array [2] or uint32 array [4] of seed and offset"
 
 
-@with_known_keywords
+@with_options_of(tilewise_attention, without=("key_indices", "out"))
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    mask: Mask = None,
-    alignment: Alignment = "bottom_right",
-    window: tuple[int, int] = (-1, -1),
-    softmax_scale: Optional[float] = None,
-    softcap: float = 0.0,
-    bias: Optional[Any] = None,
-    alibi_slopes: Optional[Any] = None,
-    sink: Optional[Any] = None,
-    dropout_p: float = 0.0,
-    seed: Optional[Any] = None,
-    cu_seqlens_q: Optional[Any] = None,
-    cu_seqlens_k: Optional[Any] = None,
-    max_seqlen_q: Optional[int] = None,
-    max_seqlen_k: Optional[int] = None,
-    seqused_q: Optional[Any] = None,
-    seqused_k: Optional[Any] = None,
-    leftpad_k: Optional[Any] = None,
-    q_scale: Optional[Any] = None,
-    k_scale: Optional[Any] = None,
-    v_scale: Optional[Any] = None,
-    layout: Layout = "bshd",
-    return_lse: bool = False,
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    implementation: Optional[str] = None,
+    q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[JaxOptions]
 ) -> Union[jax.Array, tuple[jax.Array, jax.Array]]:
     """tilewise.attention for JAX: the same options, under jit, grad, vmap, scan, checkpoint and shard_map.
 
@@ -75,20 +44,20 @@ def attention(
             CPU f64 too.
         k: [batch_size, seqlen_k, num_heads_k, head_dim], dtype of q. num_heads_k divides num_heads_q.
         v: [batch_size, seqlen_k, num_heads_k, head_dim_v], dtype of q.
-        mask, alignment, window, softmax_scale, softcap, dropout_p, layout, deterministic, batch_invariant: As
-            tilewise.attention takes them.
-        bias, alibi_slopes, sink: As tilewise.attention takes them.
+        score_mod, mask_mod: As tilewise.attention takes them: text, a function that captures no arrays, or with arrays
+            that it looks up a tilewise.expression.Traced. The arrays may be traced; they have no gradients.
+        block_mask: A tilewise.BlockMask, as tilewise.attention takes it, whose arrays may be traced.
         seed: With dropout an integer, or a traced array of one; a key of jax.random, whose words are the seed; an
             int64 array [2] of seed and offset, or the same as four uint32, low words first.
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k: int32. Wrong contents are an error when the call
             runs, a ValueError or jax.errors.JaxRuntimeError with the same sentence.
         max_seqlen_q, max_seqlen_k: Longest sequence of layout "thd", needed beside a bias; None: on the CPU computed,
             on a GPU as many as there are rows.
-        q_scale, k_scale, v_scale: As tilewise.attention takes them, of q, k and v in fp8.
         return_lse: Also return softmax_lse, f32 (f64 where q is) [batch_size, num_heads_q, seqlen_q], packed
             [num_heads_q, total_q].
         implementation: Name of the implementation to use (see tilewise.explain); None chooses by estimated cost.
             "jax": jax.numpy's operations, with every derivative, for dense layouts without dropout.
+        All others: As tilewise.attention takes them.
 
     Returns:
         out, shaped like q with head_dim_v as the last dimension and in q's dtype, bf16 where that is fp8; or
@@ -98,37 +67,29 @@ def attention(
         ValueError, TypeError: An argument is wrong; the message names it, what was expected and what came.
         NotImplementedError: JAX asks for a derivative that there is not; the message says what to do.
     """
-    values = {
-        "mask": mask, "alignment": alignment, "window": window, "softmax_scale": softmax_scale, "softcap": softcap,
-        "dropout_p": dropout_p, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "layout": layout,
-        "deterministic": deterministic, "batch_invariant": batch_invariant, "implementation": implementation,
-        "return_lse": return_lse,
-    }  # fmt: skip
-    for name, value in values.items():
-        _refuse_traced(name, value)
-    return_lse = flag("return_lse", values.pop("return_lse"))
-    scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
-    head, tail = head_and_tail(**values, **scales)
-    options = Options._make((*head, *NO_ARRAYS, None, *(tail or DEFAULT_TAIL)))
-    optional = (
-        bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k,
-        *(without_number(scale) for scale in scales.values()),
-    )  # fmt: skip
+    for name, value in (*options.items(), ("return_lse", return_lse)):
+        if name not in (*ARRAY_NAMES, *_OF_FUNCTIONS, "seed"):
+            _refuse_traced(name, value)
+    return_lse = flag("return_lse", return_lse)
+    head, optional, tail = option_parts(options)
+    call = Options._make((*head, *NO_ARRAYS, None, *(tail or DEFAULT_TAIL)))
     given = {"q": q, "k": k, "v": v, **{n: a for n, a in zip(ARRAY_NAMES, optional) if a is not None}}
     arrays = {name: _array(name, array) for name, array in given.items()}
-    if options.dropout_p != 0.0:
-        arrays["seed_and_offset"] = _seed_words(seed)
-    return _call(options, arrays, return_lse)
+    if call.dropout_p != 0.0:
+        arrays["seed_and_offset"] = _seed_words(options["seed"])
+    functions, of_functions = taken(*(options.get(name) for name in _OF_FUNCTIONS))
+    arrays |= {name: _array(name, array) for name, array in of_functions.items()}
+    return _call(call, arrays, functions, return_lse)
 
 
-def _call(options: Options, arrays: dict[str, Any], return_lse: bool) -> Any:
+def _call(options: Options, arrays: dict[str, Any], functions: Optional[Functions], return_lse: bool) -> Any:
     if "cu_seqlens_q" in arrays and "bias" in arrays:
         for name in ("max_seqlen_q", "max_seqlen_k"):
             if getattr(options, name) is None:
                 raise ValueError(f"{name}: must be given beside a bias of packed sequences, which has it (got None)")
     by_formula = options.implementation == "jax"
-    call = Call(options._replace(implementation=None) if by_formula else options, tuple(arrays))
-    operands = _alike(list(arrays.values()))
+    call = Call(options._replace(implementation=None) if by_formula else options, tuple(arrays), functions)
+    operands = alike(list(arrays.values()))
     forward_results(call, operands)  # its checks, before JAX's own words
     if by_formula:
         refuse(call, arrays["q"])
@@ -180,12 +141,3 @@ def _seed_words(seed: Any) -> Any:
     else:
         raise TypeError(f"{_SEED} (got {seed.dtype.name}{list(seed.shape)})")
     return jnp.concatenate([words, jnp.zeros(4 - words.shape[0], jnp.uint32)])
-
-
-def _alike(arrays: list[Any]) -> list[Any]:
-    """Inside a shard_map all arrays as differing between the same devices, which a custom call asks for."""
-    kinds = [getattr(jax.typeof(array), "manual_axis_type", None) for array in arrays]
-    axes = [frozenset() if kind is None else kind.varying for kind in kinds]
-    union = frozenset().union(*axes)
-    missing = [tuple(sorted(union - own, key=str)) for own in axes]
-    return [jax.lax.pcast(array, m, to="varying") if m else array for array, m in zip(arrays, missing)]

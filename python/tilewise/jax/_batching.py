@@ -1,5 +1,5 @@
 # vmap: the mapped dimension joins the batch where a call over a larger batch means the same; otherwise (packed input,
-# dropout, a mapped sink or its gradient, scales of fp8) a loop computes one after another.
+# dropout, a mapped sink or its gradient, scales of fp8, functions of scores) a loop computes one after another.
 """vmap rules of the forward and the backward pass."""
 
 from __future__ import annotations
@@ -79,6 +79,18 @@ def _loop(function: Callable[..., Any], mapped: Sequence[bool], arrays: Sequence
     return jax.lax.map(one, [array for m, array in zip(mapped, arrays) if m])
 
 
+def looped(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, whose vmap rule computes one after another."""
+    function = jax.custom_batching.custom_vmap(run)
+
+    @function.def_vmap
+    def rule(size: int, in_mapped: Sequence[bool], *arrays: Any) -> Any:
+        results = _loop(function, in_mapped, arrays)
+        return results, tuple(True for _ in results)
+
+    return function
+
+
 def with_vmap(
     run: Callable[..., Any], again: Callable[[Call], Callable[..., Any]], call: Call, results: Sequence[str]
 ) -> Callable[..., Any]:
@@ -92,7 +104,7 @@ def with_vmap(
     def rule(size: int, in_mapped: Sequence[bool], *arrays: Any) -> Any:
         mapped = dict(zip(call.names, in_mapped))
         options = call.options
-        loops = any(mapped.get(name) for name in _LOOPED) or "dsink" in results
+        loops = any(mapped.get(name) for name in _LOOPED) or "dsink" in results or call.functions is not None
         if options.layout == "thd" or options.dropout_p != 0.0 or loops:
             made = _loop(function, in_mapped, arrays)
         else:

@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import jax
 import numpy as np
 
 from tilewise import _arrays, _core
-from tilewise._arguments import Options
+from tilewise._options import Options
+from tilewise.jax._functions import Functions, core_values
 
 DTYPES = {
     "float32": "f32",
@@ -26,7 +27,7 @@ DTYPES = {
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k")
 _NUMBERS = ("softmax_scale", "softcap", "dropout_p", "q_scale_value", "k_scale_value", "v_scale_value")
 _INTEGERS = ("window_left", "window_right", "max_seqlen_q", "max_seqlen_k")
-_FLAGS = ("causal", "top_left", "deterministic", "batch_invariant")
+_FLAGS = tuple(name for name, value in Options._field_defaults.items() if isinstance(value, bool))
 
 
 class Call(NamedTuple):
@@ -34,6 +35,12 @@ class Call(NamedTuple):
 
     options: Options  # None in place of arrays
     names: tuple[str, ...]  # of the arrays: q, k, v and those among the options that are given
+    functions: Optional[Functions] = None  # of scores
+
+
+@jax.tree_util.register_static
+class Wanted(tuple[str, ...]):
+    """Names of the arrays whose gradients are asked for: nothing that JAX traces."""
 
 
 class Result(NamedTuple):
@@ -60,6 +67,7 @@ def _core_call(call: Call, arrays: Sequence[Any]) -> tuple[_core.Array, _core.Ar
     values = call.options._asdict()
     del values["implementation"]
     q, k, v = (views.pop(name) for name in "qkv")
+    values |= core_values(call.functions, views)
     return q, k, v, _core.AttentionOptions(**{**values, **views})
 
 
@@ -79,13 +87,16 @@ def forward_results(call: Call, arrays: Sequence[Any]) -> tuple[Result, Result]:
     return Result("out", tuple(out), out_dtype), Result("softmax_lse", tuple(lse), lse_dtype)
 
 
-def _attributes(options: Options) -> dict[str, Any]:
+def attributes_of(call: Call) -> dict[str, Any]:
     """Options in 64 bits, whatever JAX's own default is; those that are None are left out."""
+    options, functions = call.options, call.functions or Functions()
     values = options._asdict()
     attributes: dict[str, Any] = {name: np.bool_(values[name]) for name in _FLAGS}
     for names, kind in ((_NUMBERS, np.float64), (_INTEGERS, np.int64)):
         attributes |= {name: kind(values[name]) for name in names if values[name] is not None}
-    return {**attributes, "layout": options.layout, "implementation": options.implementation or ""}
+    attributes |= {"block_rows": np.int64(functions.block_rows), "block_keys": np.int64(functions.block_keys)}
+    texts = {"score_mod": functions.score_mod, "mask_mod": functions.mask_mod, "layout": options.layout}
+    return {**attributes, **texts, "implementation": options.implementation or ""}
 
 
 def _type(result: Result, like: Any) -> jax.ShapeDtypeStruct:
@@ -99,10 +110,21 @@ def _type(result: Result, like: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(result.shape, result.dtype, sharding=sharding, manual_axis_type=kind)
 
 
-def custom_call(target: str, options: Options, names: Sequence[str], results: Sequence[Result]) -> Callable[..., Any]:
+def alike(arrays: list[Any]) -> list[Any]:
+    """Inside a shard_map all arrays as differing between the same devices, which a custom call asks for."""
+    kinds = [getattr(jax.typeof(array), "manual_axis_type", None) for array in arrays]
+    axes = [frozenset() if kind is None else kind.varying for kind in kinds]
+    union = frozenset().union(*axes)
+    missing = [tuple(sorted(union - own, key=str)) for own in axes]
+    return [jax.lax.pcast(array, m, to="varying") if m else array for array, m in zip(arrays, missing)]
+
+
+def custom_call(
+    target: str, attributes: dict[str, Any], names: Sequence[str], results: Sequence[Result], refusal: str
+) -> Callable[..., Any]:
     """The function that makes `results` of arrays with these names, in their order, as a tuple.
 
-    Differentiating it says why that cannot be.
+    Differentiating it is refused in those words.
     """
 
     def run(*arrays: Any) -> tuple[Any, ...]:
@@ -111,7 +133,7 @@ def custom_call(target: str, options: Options, names: Sequence[str], results: Se
             *arrays,
             arguments=" ".join(names),
             results=" ".join(result.name for result in results),
-            **_attributes(options),
+            **attributes,
         )
         return tuple(written)
 
@@ -119,7 +141,7 @@ def custom_call(target: str, options: Options, names: Sequence[str], results: Se
 
     @opaque.defjvp
     def refuse(primals: Any, tangents: Any) -> Any:
-        raise NotImplementedError(NO_DERIVATIVE)
+        raise NotImplementedError(refusal)
 
     return opaque
 

@@ -5,22 +5,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from tilewise.jax._batching import with_vmap
-from tilewise.jax._calls import Call, Result, custom_call, forward_results
+from tilewise.jax._calls import NO_DERIVATIVE, Call, Result, Wanted, attributes_of, custom_call, forward_results
+from tilewise.jax._functions import is_table
 
 _DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
 _KINDS = 1024  # of calls, that are remembered
 
 
-@jax.tree_util.register_static
-class Wanted(tuple[str, ...]):
-    """Names of the arrays whose gradients are asked for: nothing that JAX traces."""
+def _custom_call(name: str, call: Call, results: Sequence[Result]) -> Callable[..., Any]:
+    return custom_call(f"tilewise_attention_{name}", attributes_of(call), call.names, results, NO_DERIVATIVE)
 
 
 @functools.lru_cache(_KINDS)
@@ -29,7 +29,7 @@ def forward(call: Call, return_lse: bool) -> Callable[..., Any]:
 
     def run(*arrays: Any) -> Any:
         results = forward_results(call, arrays)[: 1 + return_lse]
-        return custom_call("tilewise_attention_forward", call.options, call.names, results)(*arrays)
+        return _custom_call("forward", call, results)(*arrays)
 
     names = ("out", "softmax_lse")[: 1 + return_lse]
     return with_vmap(run, lambda other: forward(other, return_lse), call, names)
@@ -45,7 +45,7 @@ def backward(call: Call, wanted: Wanted) -> Callable[..., Any]:
     def run(*arrays: Any) -> Any:
         given = dict(zip(call.names, arrays))
         results = [Result(f"d{name}", given[name].shape, given[name].dtype) for name in wanted]
-        return custom_call("tilewise_attention_backward", call.options, call.names, results)(*arrays)
+        return _custom_call("backward", call, results)(*arrays)
 
     return with_vmap(run, lambda other: backward(other, wanted), call, tuple(f"d{name}" for name in wanted))
 
@@ -64,7 +64,7 @@ def _gradients(call: Call, wanted: Wanted, arrays: tuple[Any, ...], results: Any
     given["dout"] = jnp.zeros_like(out) if _is_zero(dout) else dout
     if not _is_zero(dlse):
         given["dlse"] = dlse
-    made = backward(Call(call.options, tuple(given)), wanted)(*given.values())
+    made = backward(call._replace(names=tuple(given)), wanted)(*given.values())
     gradients = dict(zip(wanted, made))
     return tuple(gradients.get(name) for name in call.names)
 
@@ -80,6 +80,9 @@ def differentiable(call: Call, return_lse: bool) -> Callable[..., Any]:
 
     def remember(*primals: Any) -> Any:
         arrays = tuple(primal.value for primal in primals)
+        for name, primal in zip(call.names, primals):
+            if primal.perturbed and is_table(name) and jnp.issubdtype(primal.value.dtype, jnp.floating):
+                raise NotImplementedError(f"{name}: has no gradient in tilewise.jax; give jax.lax.stop_gradient of it")
         wanted = Wanted(n for n, p in zip(call.names, primals) if p.perturbed and n in _DIFFERENTIABLE)
         results = forward(call, True)(*arrays)
         wanted = Wanted(n for n in wanted if jnp.issubdtype(arrays[call.names.index(n)].dtype, jnp.floating))

@@ -21,6 +21,8 @@ def refuse(call: Call, q: Any) -> None:
         raise NotImplementedError('implementation: "jax" takes layouts bshd, sbhd and bhsd (got thd)')
     if call.options.dropout_p != 0.0:
         raise NotImplementedError(f'implementation: "jax" has no dropout (got dropout_p {call.options.dropout_p})')
+    if call.functions is not None:
+        raise NotImplementedError('implementation: "jax" takes no score_mod, mask_mod and block_mask (got some)')
     if q.dtype.itemsize == 1:
         raise NotImplementedError(f'implementation: "jax" takes f32, bf16, f16 and f64 (got {q.dtype.name})')
 

@@ -34,6 +34,7 @@ _REFUSED_KEYWORDS = {
 # Likewise where continuous batching calls, whose cache and tables are served.
 _REFUSED_IN_SERVING = {
     **{name: reason for name, reason in _REFUSED_KEYWORDS.items() if name not in (*_PAGES, "cache")},
+    "indices": "selected keys are not supported on the paged cache of continuous batching",
     "dropout": "dropping weights while serving is not supported",
     "position_bias": "a bias is not supported on the paged cache of continuous batching",
 }
@@ -75,6 +76,25 @@ def _mask_arguments(
     if isinstance(mask, LazyMask):
         return mask.arguments
     return {"bias": mask if mask.dtype in (torch.bool, torch.float32) else mask.to(query.dtype)}
+
+
+def _select_keys(arguments: dict[str, Any], indices: torch.Tensor, query: torch.Tensor, keys: int) -> dict[str, Any]:
+    """With the places of the only keys that a query sees, int [batch_size, q_length, top_k], for all heads alike."""
+    batch_size, _, q_length, _ = query.shape
+    if indices.ndim != 3 or tuple(indices.shape[:2]) != (batch_size, q_length):
+        raise ValueError(f"indices: expected [{batch_size}, {q_length}, top_k] (got {list(indices.shape)})")
+    if query.device.type == "cpu":
+        if "leftpad_k" in arguments:  # places count from the first key that counts
+            indices = indices - arguments["leftpad_k"][:, None, None]
+        return {**arguments, "key_indices": indices.to(torch.int32)[:, :, None]}
+    # No GPU's implementation gathers keys yet: what is not selected is hidden, as "eager" does it.
+    outside = torch.where((indices >= 0) & (indices < keys), indices, keys).to(torch.int64)
+    selected = torch.zeros(batch_size, 1, q_length, keys + 1, dtype=torch.bool, device=query.device)
+    selected = selected.scatter_(3, outside[:, None], True)[..., :keys]
+    bias = arguments.get("bias")
+    if bias is not None:
+        selected = selected & bias if bias.dtype == torch.bool else torch.where(selected, bias, -torch.inf)
+    return {**arguments, "bias": selected}
 
 
 def _add_position_bias(arguments: dict[str, Any], position_bias: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
@@ -140,6 +160,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
     deterministic: bool | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     cu_seq_lens_k: torch.Tensor | None = None,
@@ -153,6 +174,7 @@ def attention_forward(
     shared heads as they are. attention_mask: from attention_mask(), or any 4D boolean (true = visible) or
     additive mask; None: causal where the module (or is_causal) says so. cu_seq_lens_q, cu_seq_lens_k: int
     [sequences + 1], where packed sequences begin and end: each attends to itself, by the band that the mask is.
+    indices: int [batch_size, q_length, top_k], the places of the only keys that a query sees.
     Returns ([batch_size, q_length, num_heads_q, head_dim_v], None). Raises NotImplementedError for keywords it cannot
     honour, and for masks beside such lengths that are no band.
     """
@@ -165,7 +187,7 @@ def attention_forward(
             "max_length_q": max_length_q,
             "max_length_k": max_length_k,
         }
-        refusable = {"position_bias": position_bias, "dropout": dropout or None}
+        refusable = {"position_bias": position_bias, "dropout": dropout or None, "indices": indices}
         return _paged_attention(module, (query, key, value), scaling, softcap, s_aux, refusable, kwargs), None
     lengths = None
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
@@ -186,11 +208,18 @@ def attention_forward(
     }
     if attention_mask is not None:
         _check_mask(query, key, attention_mask)
+    if lengths is not None and indices is not None:
+        raise NotImplementedError(
+            f"indices: selected keys beside cu_seq_lens are not supported by attn_implementation={NAME!r} "
+            f"(passed by {type(module).__name__})"
+        )
     if lengths is not None and not packed.goes_on(attention_mask, lengths, module):
         band = _unmasked_band(is_causal, sliding_window)
         tensors = (query, key, value)
         return packed.attend(module, tensors, attention_mask, band, lengths, position_bias, options), None
     arguments = _mask_arguments(query, attention_mask, is_causal, sliding_window)
+    if indices is not None:
+        arguments = _select_keys(arguments, indices, query, key.shape[2])
     if position_bias is not None:
         arguments = _add_position_bias(arguments, position_bias, query.dtype)
     return tilewise.attention(_rows(query), _rows(key), _rows(value), **arguments, **options), None

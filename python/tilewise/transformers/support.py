@@ -21,12 +21,9 @@ __all__ = ["NAME", "SELECTIONS", "Attention", "check", "check_modules", "find_at
 
 NAME = "tilewise"
 
-# Keywords that select the keys of each query, which no kernel here can do yet. A model whose attention passes one is
-# refused when it is built; a call that has one is refused too.
-SELECTIONS = {
-    "block_indices": "block-sparse selection is not supported",
-    "indices": "sparse key selection is not supported",
-}
+# Keywords that select the keys of each query in a way that no kernel here can do yet. A model whose attention passes
+# one is refused when it is built; a call that has one is refused too. (Selected keys, `indices`, are served.)
+SELECTIONS = {"block_indices": "block-sparse selection is not supported"}
 
 _PRODUCTS = {"baddbmm", "bmm", "einsum", "matmul"}
 # Ways to build a part from its configuration.

@@ -1,8 +1,9 @@
 """Tilewise's attention and experts inside vLLM, which loads register() by the entry point vllm.general_plugins.
 
-Nothing changes until it is asked for. On GPUs `--attention-backend CUSTOM` asks. vLLM's CPU platform knows one
-attention backend alone and ignores that option: there TILEWISE_VLLM asks, with "attention", "experts" or both with a
-comma between.
+Nothing changes until it is asked for. TILEWISE_VLLM=experts asks for the experts. On GPUs `--attention-backend CUSTOM`
+asks for attention; with TILEWISE_VLLM=mla it is that of models with latent attention, since vLLM has one such name, and
+asks a class for one kind of layers. vLLM's CPU platform knows one attention backend alone and ignores that option:
+there TILEWISE_VLLM=attention asks. Words are joined by commas.
 """
 
 from __future__ import annotations
@@ -17,6 +18,15 @@ __all__ = ["register"]
 __dir__ = lists_public_names(__all__)
 
 _BACKENDS = "tilewise.vllm.backend"
+_LATENT = "tilewise.vllm.mla"
+
+
+def _register_latent_prompts() -> None:
+    """Of latent layers, vLLM chooses what computes prompts apart."""
+    prompts: Any = importlib.import_module("vllm.v1.attention.backends.mla.prefill.registry")
+    custom = prompts.MLAPrefillBackendEnum.CUSTOM
+    if not custom.is_overridden():
+        prompts.register_mla_prefill_backend(custom, f"{_LATENT}.TilewiseMlaPrefill")
 
 
 def register() -> None:
@@ -28,16 +38,23 @@ def register() -> None:
     registry: Any = importlib.import_module("vllm.v1.attention.backends.registry")
     members = registry.AttentionBackendEnum
     if not members.CUSTOM.is_overridden():  # another plugin's stays
-        registry.register_backend(members.CUSTOM, f"{_BACKENDS}.TilewiseBackend")
+        latent = "mla" in asked
+        registry.register_backend(
+            members.CUSTOM, f"{_LATENT}.TilewiseMlaBackend" if latent else f"{_BACKENDS}.TilewiseBackend"
+        )
+        if latent:
+            _register_latent_prompts()
     if not asked:
         return
-    platform: Any = importlib.import_module("vllm.platforms").current_platform
-    if not platform.is_cpu():
-        vllm_logger().warning(
-            "TILEWISE_VLLM is for vLLM's CPU platform and changes nothing here: use --attention-backend CUSTOM"
-        )
-        return
-    if "attention" in asked:
+    on_cpu = importlib.import_module("vllm.platforms").current_platform.is_cpu()
+    if on_cpu and "mla" in asked:
+        vllm_logger().warning("TILEWISE_VLLM=mla is for GPUs and changes nothing on vLLM's CPU platform")
+    if "attention" in asked and on_cpu:
         registry.register_backend(members.CPU_ATTN, f"{_BACKENDS}.TilewiseCpuBackend")
+    elif "attention" in asked:
+        vllm_logger().warning(
+            "TILEWISE_VLLM=attention is for vLLM's CPU platform and changes nothing here: "
+            "use --attention-backend CUSTOM"
+        )
     if "experts" in asked:
         importlib.import_module("tilewise.vllm.experts").install()

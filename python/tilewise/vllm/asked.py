@@ -12,10 +12,10 @@ from tilewise._engines import release_sentence
 
 __all__ = ["announce", "refuse_meanings", "vllm_logger", "wanted"]
 
-_WORDS = ("attention", "experts")
+_WORDS = ("attention", "experts", "mla")
 # Releases, and what is known of Tilewise in them.
 _KNOWN = {
-    "0.26": "whose interface it was written against",
+    "0.26": "with which it was tried on an H200",
     "0.32": "with which it is tested on CPUs",
     "0.33": "whose interface it was written against",
 }
@@ -26,7 +26,7 @@ def wanted() -> set[str]:
     asked = os.environ.get("TILEWISE_VLLM", "")
     words = {word.strip() for word in asked.split(",")} - {""}
     for word in sorted(words.difference(_WORDS)):
-        raise ValueError(f"TILEWISE_VLLM: must be of {' and '.join(_WORDS)}, with commas between (got {word!r})")
+        raise ValueError(f"TILEWISE_VLLM: must be of {', '.join(_WORDS)}, with commas between (got {word!r})")
     return words
 
 

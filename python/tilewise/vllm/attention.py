@@ -8,7 +8,7 @@ keep stale entries behind sliding windows: nothing is remembered of a cache, and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from vllm import envs
@@ -16,6 +16,7 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 import tilewise
 from tilewise.vllm.asked import announce, refuse_meanings
+from tilewise.vllm.ranks import attend_shared
 
 __all__ = ["FP8_CACHES", "BatchMetadata", "TilewiseImpl"]
 
@@ -39,10 +40,13 @@ class BatchMetadata:
     block_table: torch.Tensor  # int32 [num_reqs, blocks]
     slot_mapping: torch.Tensor  # int64 [tokens], block * block_size + place, or -1
     causal: bool
+    shared_lengths: Optional[torch.Tensor] = None  # of ranks that share sequences; see ranks.py
 
 
 class TilewiseImpl(AttentionImpl):
     """Attention of one layer. Raises NotImplementedError by name for what it cannot do, before anything runs."""
+
+    can_return_lse_for_decode: bool = True  # which ranks that share sequences ask for
 
     def __init__(
         self,
@@ -65,10 +69,10 @@ class TilewiseImpl(AttentionImpl):
                 f"kv_cache_dtype: must be of {', '.join((*_PLAIN_CACHES, *FP8_CACHES))} with tilewise's attention in "
                 f"vLLM (got {kv_cache_dtype!r})"
             )
-        ranks = max(getattr(self, "dcp_world_size", 1), getattr(self, "pcp_world_size", 1))
+        ranks = getattr(self, "pcp_world_size", 1)
         if ranks > 1:
             raise NotImplementedError(
-                f"context parallelism: is not supported by tilewise's attention in vLLM (got {ranks} ranks)"
+                f"prefill context parallelism: is not supported by tilewise's attention in vLLM (got {ranks} ranks)"
             )
         announce("attention")
         self.num_heads = num_heads
@@ -167,6 +171,10 @@ class TilewiseImpl(AttentionImpl):
             lengths = {"cu_seqlens": step.query_start_loc, "max_seqlen": step.max_query_len}
             options |= {f"{name}_{side}": length for name, length in lengths.items() for side in "qk"}
             tilewise.attention(q, key[: len(q)], value[: len(q)], layout="thd", out=out, **options)
+        elif step.shared_lengths is not None:
+            rows = len(q)
+            pages = self._pages(kv_cache)
+            attend_shared(q, key[:rows], value[:rows], *pages, step, options, self._scales(layer), out)
         else:
             k_cache, v_cache = self._pages(kv_cache)
             tilewise.kv_cache_attention(

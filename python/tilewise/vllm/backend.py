@@ -16,6 +16,7 @@ from vllm.v1.attention.backend import (
 
 from tilewise.vllm.asked import refuse_meanings
 from tilewise.vllm.attention import FP8_CACHES, BatchMetadata, TilewiseImpl
+from tilewise.vllm.ranks import SharedLengths
 
 __all__ = ["TilewiseBackend", "TilewiseBuilder", "TilewiseCpuBackend"]
 
@@ -33,7 +34,9 @@ _ATTENTION_TYPES = (
 class TilewiseBuilder(AttentionMetadataBuilder):
     """Makes the metadata of a batch's layers of one kind."""
 
-    _cudagraph_support: ClassVar[Any] = AttentionCGSupport.NEVER  # until it has run in one
+    # A captured launch covers max_query_len queries of each request. vLLM captures mixed batches with less than their
+    # replays may have, and runs them in pieces where this is declared.
+    _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
 
     # Of vLLM's metadata, what an answer does not depend on: the rest is read below, or refused where it says something.
     _INFORMATION = frozenset(
@@ -56,6 +59,9 @@ class TilewiseBuilder(AttentionMetadataBuilder):
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any, *others: Any, **more: Any
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, *others, **more)
+        parallel = getattr(vllm_config, "parallel_config", None)
+        shares = getattr(parallel, "decode_context_parallel_size", 1) > 1
+        self._shared = SharedLengths(vllm_config, device) if shares else None
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False, **others: Any
@@ -64,6 +70,9 @@ class TilewiseBuilder(AttentionMetadataBuilder):
         refuse_meanings("vLLM's metadata builder", others)
         given = common_attn_metadata
         read = {field.name for field in dataclasses.fields(BatchMetadata)} | {"block_table_tensor"}
+        if self._shared is not None:
+            # Which count a step's own tokens, too.
+            read |= {"dcp_local_seq_lens", "dcp_local_seq_lens_cpu", "dcp_local_seq_lens_cpu_upper_bound"}
         refuse_meanings(
             "vLLM's metadata",
             {
@@ -77,16 +86,18 @@ class TilewiseBuilder(AttentionMetadataBuilder):
                 "causal: must be one bool for a batch with tilewise's attention in vLLM (got one for each request)"
             )
         requests = given.num_reqs
+        starts, lengths = given.query_start_loc[: requests + 1], given.seq_lens[:requests]
         return BatchMetadata(
             num_reqs=requests,
             num_actual_tokens=given.num_actual_tokens,
             max_query_len=given.max_query_len,
             max_seq_len=given.max_seq_len,
-            query_start_loc=given.query_start_loc[: requests + 1],
-            seq_lens=given.seq_lens[:requests],
+            query_start_loc=starts,
+            seq_lens=lengths,
             block_table=given.block_table_tensor[:requests],
             slot_mapping=given.slot_mapping,
             causal=given.causal,
+            shared_lengths=None if self._shared is None else self._shared.of(starts, lengths),
         )
 
 
@@ -94,7 +105,7 @@ class TilewiseBackend(AttentionBackend):
     """What `--attention-backend CUSTOM` is."""
 
     forward_includes_kv_cache_update: bool = False
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]  # no cache of float32 on GPUs
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", *FP8_CACHES]
 
     @staticmethod
@@ -156,6 +167,8 @@ class TilewiseBackend(AttentionBackend):
 
 class TilewiseCpuBackend(TilewiseBackend):
     """The same under the name of the one backend that vLLM's CPU platform knows."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [*TilewiseBackend.supported_dtypes, torch.float32]
 
     @staticmethod
     def get_name() -> str:

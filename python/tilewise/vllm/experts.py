@@ -1,7 +1,7 @@
-"""Unquantised experts of vLLM on CPUs: a layer is one call of tilewise.moe() over its weights as they were loaded.
+"""Unquantised experts of vLLM: a layer is one call of tilewise.moe() over its weights as they were loaded.
 
-vLLM's own method repacks them. So which of the two computes a layer is settled when its weights are there, and a layer
-that moe() cannot do goes vLLM's way, with the reason in the log.
+On CPUs vLLM's own method repacks them. So which of the two computes a layer is settled when its weights are there, and
+a layer that moe() cannot do goes vLLM's way, with the reason in the log.
 """
 
 from __future__ import annotations
@@ -70,6 +70,15 @@ class TilewiseExperts(UnquantizedFusedMoEMethod):
     """vLLM's method of unquantised experts, on moe() where that can."""
 
     _ours = False
+
+    @property
+    def is_monolithic(self) -> bool:
+        """Whether it routes, too, which moe() leaves to vLLM's router."""
+        return not self._ours and bool(super().is_monolithic)
+
+    def maybe_make_prepare_finalize(self, *arguments: Any, **more: Any) -> Any:
+        """What takes tokens to the ranks of their experts: on one rank nothing does."""
+        return None if self._ours else super().maybe_make_prepare_finalize(*arguments, **more)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         reason = _obstacle(layer, self.moe)

@@ -18,10 +18,11 @@
 #include "backends/cpu/gradient_rows.hpp"
 #include "backends/cpu/rows.hpp"
 #include "backends/cpu/score_functions.hpp"
+#include "backends/cpu/selected_backward.hpp"
+#include "backends/cpu/table_gradients.hpp"
 #include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
 #include "operations/attention/attention.hpp"
-#include "operations/attention/factors.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
@@ -51,8 +52,8 @@ class BackwardKernel final : public operations::attention::Kernel {
   BackwardKernel(const Problem& problem, const KernelSet& kernels)
       : kernels_(kernels),
         element_(element_of(problem.dtype)),
-        factors_(operations::attention::score_factors(problem)),
-        functions_(problem),
+        scores_(problem),
+        table_gradients_(problem),
         real_(real_size(element_)),
         parts_(key_parts(problem, kernels.backward_keys)),
         dq_stride_(ceil_div(problem.head_dim, 16) * 16),
@@ -78,8 +79,7 @@ class BackwardKernel final : public operations::attention::Kernel {
 
   void launch(const device::AttentionParams& p, void* workspace, void*) const override {
     CapturedTables tables;
-    ScoreParams score = make_score_params(p, factors_);
-    score.functions = functions_.bind(p, tables);
+    ScoreParams score = scores_.bind(p, tables);
     score.decoded = decoded_;
     const int workers = workers_for(flops_);
     const std::int64_t heads = p.batch_size * p.num_heads_k;
@@ -97,6 +97,7 @@ class BackwardKernel final : public operations::attention::Kernel {
       });
     }
     if (p.dbias.data) accumulate_dbias(p, score, kernels_, element_, kernel_scratch_, workers);
+    if (table_gradients_.wanted()) table_gradients_.write(p, score, kernels_, element_, kernel_scratch_, workers);
     if (p.dsink.data) accumulate_dsink(p, kernels_, element_, workers);
   }
 
@@ -147,7 +148,7 @@ class BackwardKernel final : public operations::attention::Kernel {
     if (!owns_dq) return;
     for (std::int64_t h = 0; h < group; ++h)
       for (std::int64_t i = 0; i < s.seqlen_q; ++i)
-        rows.store_dq(advance(dq_of(h), i * dq_stride_, real_), i, head_k * group + h, factors_.softmax_scale);
+        rows.store_dq(advance(dq_of(h), i * dq_stride_, real_), i, head_k * group + h, scores_.softmax_scale());
   }
 
   /// dq of one part, [part][head][row][dq_stride]; the rows of all sequences follow each other, each
@@ -173,13 +174,13 @@ class BackwardKernel final : public operations::attention::Kernel {
       }
     }
     for (std::int64_t i = 0; i < s.seqlen_q; ++i)
-      rows.store_dq(advance(total, i * dq_stride_, real_), i, head, factors_.softmax_scale);
+      rows.store_dq(advance(total, i * dq_stride_, real_), i, head, scores_.softmax_scale());
   }
 
   const KernelSet& kernels_;
   ElementIndex element_;
-  device::ScoreFactors factors_;
-  CompiledFunctions functions_;
+  ProblemScores scores_;
+  TableGradients table_gradients_;
   std::size_t real_;  // bytes of a Real
   std::int64_t parts_;
   std::int64_t dq_stride_;
@@ -193,6 +194,7 @@ class BackwardKernel final : public operations::attention::Kernel {
 }  // namespace
 
 std::unique_ptr<core::Kernel> make_backward_kernel(const Problem& problem, const KernelSet& kernels) {
+  if (problem.top_k > 0) return make_selected_backward_kernel(problem, kernels);
   return std::make_unique<BackwardKernel>(problem, kernels);
 }
 

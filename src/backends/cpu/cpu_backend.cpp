@@ -5,15 +5,18 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 
 #include "backends/cpu/backward_kernel.hpp"
 #include "backends/cpu/checked_kernel.hpp"
 #include "backends/cpu/cost.hpp"
 #include "backends/cpu/cpu_features.hpp"
 #include "backends/cpu/forward_kernel.hpp"
+#include "backends/cpu/selected_keys.hpp"
 #include "backends/cpu/widened_forward.hpp"
 #include "core/num_threads.hpp"
 #include "operations/attention/attention.hpp"
+#include "operations/attention/block_mask.hpp"
 #include "operations/attention/rest.hpp"
 
 namespace tilewise::backends {
@@ -32,14 +35,22 @@ operations::attention::FeatureSet features_of(const KernelSet& kernels) {
                                         window_right, top_left,  scale_sign, softcap,    bias,          bias_boolean,
                                         dbias,        alibi,     sink,       dsink,      dropout,       seed_tensor,
                                         seqused_q,    seqused_k, leftpad_k,  dlse,       deterministic, batch_invariant,
-                                        clear_rest,   score_mod, mask_mod};
+                                        clear_rest,   score_mod, mask_mod,   dtables,    block_mask};
   if (kernels.forward[kElementF32]) set.insert(f32);
+  if (kernels.add_queries[kElementF32]) set.insert(key_indices);  // gradients are summed in f32 there
   if (kernels.forward[kElementBf16]) set.insert(bf16);
   if (kernels.forward[kElementF16]) set.insert(f16);
   if (kernels.forward[kElementF64]) set.insert(f64);
   if (kernels.forward[kElementBf16]) set.insert(fp8_e4m3);
   if (kernels.forward[kElementBf16] && kernels.forward[kElementF16]) set.insert(f16_out);
   return set;
+}
+
+/// Over as many keys as are selected.
+Problem dense_alike(Problem problem) {
+  problem.seqlen_k = std::min(problem.seqlen_k, problem.top_k);
+  problem.top_k = 0;
+  return problem;
 }
 
 class CpuImplementation final : public operations::attention::Implementation {
@@ -56,24 +67,34 @@ class CpuImplementation final : public operations::attention::Implementation {
     for (const core::DeviceDescription::Lack& lack : cpu.lacks) {
       if (lack.instruction_set == to_string(traits_.isa)) return core::Verdict::refuse(lack.reason);
     }
-    if (problem.dtype == DType::fp8_e4m3) return judge_fp8(problem, cpu);
-    return core::Verdict::accept(estimate_of(problem, cpu), completed(make_kernel(problem), problem));
+    if (const std::string reason = refusal_of_selected(problem); !reason.empty()) return core::Verdict::refuse(reason);
+    using namespace operations::attention;  // what is done before and after a kernel
+    const bool masked = operations::has_block_mask(problem);
+    core::Verdict verdict = judge_functions(operations::with_block_table(problem, blocked_scores(problem)), cpu);
+    if (masked) verdict.kernel = expanding_block_mask(std::move(verdict.kernel), problem);
+    verdict.kernel = checking_look_ups(clearing_rest(std::move(verdict.kernel), problem), problem, check_);
+    return verdict;
   }
 
  private:
-  [[nodiscard]] core::Verdict judge_fp8(const Problem& problem, const core::DeviceDescription& cpu) const {
+  /// Of a problem without a block mask.
+  [[nodiscard]] core::Verdict judge_functions(const Problem& problem, const core::DeviceDescription& cpu) const {
+    if (problem.dtype != DType::fp8_e4m3) return core::Verdict::accept(estimate_of(problem, cpu), make_kernel(problem));
     return core::Verdict::accept(estimate_of(widened(problem), cpu) + widening_us(problem) / std::max(cpu.threads, 1),
-                                 completed(make_widened_forward_kernel(problem, *traits_.kernels), problem));
+                                 make_widened_forward_kernel(problem, *traits_.kernels));
   }
 
-  /// With what is done before and after it.
-  [[nodiscard]] std::unique_ptr<core::Kernel> completed(std::unique_ptr<core::Kernel> kernel,
-                                                        const Problem& problem) const {
-    return checking_look_ups(operations::attention::clearing_rest(std::move(kernel), problem), problem, check_);
+  /// What the backward pass over selected keys lacks; empty where it lacks nothing.
+  [[nodiscard]] std::string refusal_of_selected(const Problem& problem) const {
+    if (problem.top_k == 0 || problem.operation == Operation::attention_forward) return {};
+    if (problem.dbias || problem.dtables != 0) return "key_indices exclude dbias and dtables";
+    return {};
   }
 
   [[nodiscard]] double estimate_of(const Problem& problem, const core::DeviceDescription& cpu) const {
     const CpuTraits traits = traits_of({cpu.intel ? Processor::Vendor::intel : Processor::Vendor::other, cpu.family});
+    if (problem.top_k > 0)
+      return kSelectedCost * estimate_us(dense_alike(problem), traits_.isa, *traits_.kernels, traits, cpu.threads);
     return estimate_us(problem, traits_.isa, *traits_.kernels, traits, cpu.threads);
   }
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/visibility.hpp"
+
 namespace tilewise::backends::cpu {
 
 /// Ordered: a cap (TILEWISE_CPU_ISA) allows itself and everything before it. No processor has sets of both kinds.
@@ -14,7 +16,7 @@ enum class Isa : std::uint8_t { generic, avx2, avx512, avx512_bf16, amx_bf16, ne
 inline constexpr int kIsaCount = static_cast<int>(Isa::count_);
 
 /// "generic", "avx2", "avx512", "avx512_bf16", "amx_bf16", "neon", "neon_bf16".
-[[nodiscard]] std::string_view to_string(Isa isa) noexcept;
+[[nodiscard]] TILEWISE_INTERNAL std::string_view to_string(Isa isa) noexcept;
 
 struct IsaStatus {
   Isa isa = Isa::generic;
@@ -23,7 +25,7 @@ struct IsaStatus {
 };
 
 /// What the machine offers, TILEWISE_CPU_ISA aside. Detected once per process.
-[[nodiscard]] const std::array<IsaStatus, kIsaCount>& machine_isas();
+[[nodiscard]] TILEWISE_INTERNAL const std::array<IsaStatus, kIsaCount>& machine_isas();
 
 /// Whether the processor has AVX512-VBMI, as all with AVX512-BF16 but the first.
 [[nodiscard]] bool has_vbmi() noexcept;
@@ -43,6 +45,6 @@ struct Processor {
 
 /// The machine's status with TILEWISE_CPU_ISA applied (read at each call). Throws Error
 /// where that variable names no instruction set.
-[[nodiscard]] IsaStatus isa_status(Isa isa);
+[[nodiscard]] TILEWISE_INTERNAL IsaStatus isa_status(Isa isa);
 
 }  // namespace tilewise::backends::cpu

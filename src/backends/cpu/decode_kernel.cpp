@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <span>
 #include <string>
 
@@ -12,7 +13,6 @@
 #include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
 #include "operations/attention/attention.hpp"
-#include "operations/attention/factors.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
@@ -27,8 +27,7 @@ class DecodeKernel final : public operations::attention::Kernel {
  public:
   DecodeKernel(const Problem& problem, const KernelSet& kernels)
       : element_(element_of(problem.dtype)),
-        factors_(operations::attention::score_factors(problem)),
-        functions_(problem),
+        scores_(problem),
         run_(kernels.decode[element_]),
         scratch_(kernels.decode_scratch[element_](static_cast<std::int32_t>(problem.head_dim),
                                                   static_cast<std::int32_t>(problem.head_dim_v))),
@@ -52,8 +51,7 @@ class DecodeKernel final : public operations::attention::Kernel {
 
   void launch(const device::AttentionParams& p, void* workspace, void*) const override {
     CapturedTables tables;
-    ScoreParams score = make_score_params(p, factors_);
-    score.functions = functions_.bind(p, tables);
+    const ScoreParams score = scores_.bind(p, tables);
     const int workers = workers_for(flops_);
     const std::int64_t together = key_heads_a_task(p, workers);
     const std::int64_t head_tasks = ceil_div(p.num_heads_k, together);
@@ -97,8 +95,7 @@ class DecodeKernel final : public operations::attention::Kernel {
         tiles[static_cast<std::size_t>(head_k - first)] = maker.tile(which, split, next);
         next += which.num_heads * num_queries;
       }
-      narrow(maker, {first, first * group, (last - first) * group, 0, num_queries},
-             std::span(tiles.data(), static_cast<std::size_t>(last - first)));
+      share_range(std::span(tiles.data(), static_cast<std::size_t>(last - first)));
       const auto size = static_cast<std::int64_t>(element_size(element_));
       const KeyStream stream{tiles[0].k,
                              tiles[0].v,
@@ -112,18 +109,22 @@ class DecodeKernel final : public operations::attention::Kernel {
     }
   }
 
-  /// Leaves out keys at either end that functions hide: of all tiles alike, since they are read together.
-  static void narrow(const TileMaker& maker, const TileRows& which, std::span<ForwardTile> tiles) {
-    const auto [begin, end] = maker.narrowed(which, tiles.front());
+  /// Gives tiles that are read together the keys that any of them sees: functions may leave each others.
+  static void share_range(std::span<ForwardTile> tiles) {
+    std::int32_t begin = std::numeric_limits<std::int32_t>::max(), end = 0;
+    for (const ForwardTile& tile : tiles) {
+      if (tile.key_begin >= tile.key_end) continue;
+      begin = std::min(begin, tile.key_begin);
+      end = std::max(end, tile.key_end);
+    }
     for (ForwardTile& tile : tiles) {
-      tile.key_begin = begin;
+      tile.key_begin = std::min(begin, end);
       tile.key_end = end;
     }
   }
 
   ElementIndex element_;
-  device::ScoreFactors factors_;
-  CompiledFunctions functions_;
+  ProblemScores scores_;
   DecodeFn run_;
   std::size_t scratch_;
   double flops_;

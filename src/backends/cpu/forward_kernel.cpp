@@ -7,12 +7,13 @@
 
 #include "backends/cpu/decode_kernel.hpp"
 #include "backends/cpu/flush_denormals.hpp"
+#include "backends/cpu/forward_parts.hpp"
 #include "backends/cpu/score_functions.hpp"
+#include "backends/cpu/selected_forward.hpp"
 #include "backends/cpu/tile_maker.hpp"
 #include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
 #include "operations/attention/attention.hpp"
-#include "operations/attention/factors.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
@@ -23,17 +24,8 @@ constexpr std::int64_t kFewestQueries = 24;  // packing a key block for fewer co
 
 class ForwardKernel final : public operations::attention::Kernel {
  public:
-  ForwardKernel(const Problem& problem, const KernelSet& kernels)
-      : element_(element_of(problem.dtype)),
-        factors_(operations::attention::score_factors(problem)),
-        functions_(problem),
-        run_(kernels.forward[element_]),
-        scratch_(kernels.forward_scratch[element_](static_cast<std::int32_t>(problem.head_dim),
-                                                   static_cast<std::int32_t>(problem.head_dim_v))),
-        block_keys_(kernels.forward_keys),
-        flops_(forward_flops(problem)) {
-    const std::int64_t seqlen_q = std::max<std::int64_t>(problem.seqlen_q, 1);
-    const std::int64_t most_rows = std::min<std::int64_t>(kernels.max_rows, kRowCapacity);
+  ForwardKernel(const Problem& problem, const KernelSet& kernels) : parts_(problem, kernels) {
+    const std::int64_t seqlen_q = std::max<std::int64_t>(problem.seqlen_q, 1), most_rows = parts_.most_rows;
     heads_per_tile_ = std::clamp<std::int64_t>(most_rows / seqlen_q, 1, heads_that_share_a_tile(problem));
     queries_per_tile_ = ceil_div(seqlen_q, ceil_div(seqlen_q * heads_per_tile_, most_rows));
   }
@@ -49,9 +41,8 @@ class ForwardKernel final : public operations::attention::Kernel {
     const std::int64_t tiles_a_key_head = ceil_div(group, heads_per_tile_);
     const std::int64_t heads = p.batch_size * p.num_heads_k * tiles_a_key_head;
     CapturedTables tables;
-    ScoreParams score = make_score_params(p, factors_);
-    score.functions = functions_.bind(p, tables);
-    const int workers = workers_for(flops_);
+    const ScoreParams score = parts_.scores.bind(p, tables);
+    const int workers = workers_for(parts_.flops);
     const std::int64_t queries = queries_a_task(heads, p.seqlen_q, workers);
     const std::int64_t query_tiles = std::max<std::int64_t>(1, ceil_div(p.seqlen_q, queries));
     // Later query tiles see more keys under a causal mask: they start first.
@@ -61,7 +52,7 @@ class ForwardKernel final : public operations::attention::Kernel {
       const std::int64_t head_k = head % p.num_heads_k, first_head = head_k * group + part * heads_per_tile_;
       const TileRows rows{head_k, first_head, std::min(heads_per_tile_, (head_k + 1) * group - first_head),
                           (query_tiles - 1 - task / heads) * queries, queries};
-      run_tile(TileMaker(p, score, element_, head / p.num_heads_k), rows);
+      run_tile(TileMaker(p, score, parts_.element, head / p.num_heads_k), rows);
     });
   }
 
@@ -81,23 +72,18 @@ class ForwardKernel final : public operations::attention::Kernel {
     if (which.num_queries <= 0) return;
     std::array<RowInfo, kRowCapacity> rows;
     ForwardTile tile = maker.tile(which, TileSplit{}, rows.data());
-    tile.blocks = maker.blocks(which, tile, block_keys_);
-    run_(tile, thread_scratch(scratch_));
+    tile.blocks = maker.blocks(which, tile, parts_.block_keys);
+    parts_.run(tile);
   }
 
-  ElementIndex element_;
-  device::ScoreFactors factors_;
-  CompiledFunctions functions_;
-  ForwardFn run_;
-  std::size_t scratch_;
-  std::int64_t block_keys_;
-  double flops_;
+  ForwardParts parts_;
   std::int64_t heads_per_tile_ = 1, queries_per_tile_ = 1;
 };
 
 }  // namespace
 
 std::unique_ptr<core::Kernel> make_forward_kernel(const Problem& problem, const KernelSet& kernels) {
+  if (problem.top_k > 0) return make_selected_forward_kernel(problem, kernels);
   if (suits_decode(problem, kernels)) return make_decode_kernel(problem, kernels);
   return std::make_unique<ForwardKernel>(problem, kernels);
 }

@@ -13,7 +13,7 @@
 
 namespace tilewise::backends::cpu {
 
-using device::Visibility, operations::attention::ScoreBlocks;
+using device::Visibility, operations::attention::ScoreBlock, operations::attention::ScoreBlocks;
 
 void GradientRows::statistics(std::int64_t head, std::int64_t first, std::int64_t count, double* lse,
                               double* delta) const {
@@ -61,19 +61,19 @@ void GradientRows::add_queries(const KeyBlock& block, std::int64_t head, const d
   }
 }
 
-void GradientRows::add_block(const KeyBlock& block, std::int64_t head, std::int64_t first, std::int64_t count,
+bool GradientRows::add_block(const KeyBlock& block, std::int64_t head, std::int64_t first, std::int64_t count,
                              const double* lse, const double* delta, void* dq, std::int64_t dq_stride,
                              const DbiasSums& dbias, void* scratch) const {
   // A row's range of keys moves with the row, so the first and the last one bound the block's.
   const std::int64_t d = device::diagonal_offset(p_, sequence_);
   if (device::visible_keys(p_, sequence_, d, first + count - 1).end <= block.first_key ||
       device::visible_keys(p_, sequence_, d, first).begin >= block.first_key + block.num_keys)
-    return;
+    return false;
   const ScoreBlocks* functions = block.score.functions.blocks;
-  const Visibility visible = functions == nullptr ? Visibility::some
-                                                  : functions->of({batch_, head, head + 1, first, first + count,
-                                                                   block.first_key, block.first_key + block.num_keys});
-  if (visible == Visibility::none) return;
+  const ScoreBlock keys{
+      batch_, head, head + 1, first, first + count, block.first_key, block.first_key + block.num_keys};
+  const Visibility visible = functions == nullptr ? Visibility::some : functions->of(keys);
+  if (visible == Visibility::none) return false;
   const std::size_t size = element_size(element_);
   std::array<RowInfo, kMaxBackwardRows> rows;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -85,6 +85,9 @@ void GradientRows::add_block(const KeyBlock& block, std::int64_t head, std::int6
     row.dbias = advance(dbias.first, i * dbias.query_stride, real_size(element_));
     row.key_begin = std::max(row.key_begin, static_cast<std::int32_t>(dbias.key_begin));
     row.key_end = std::min(row.key_end, static_cast<std::int32_t>(dbias.key_end));
+  }
+  if (visible == Visibility::some && functions != nullptr) {
+    narrow_rows(*functions, keys, rows.data(), count);
   }
   QueryBlock queries{};
   queries.rows = rows.data();
@@ -98,6 +101,7 @@ void GradientRows::add_block(const KeyBlock& block, std::int64_t head, std::int6
   queries.dbias_key_stride = dbias.key_stride;
   queries.all_visible = visible == Visibility::all;
   kernels_.add_queries[element_](block, queries, scratch);
+  return true;
 }
 
 void GradientRows::finish_keys(const KeyBlock& block, std::int64_t head_k, std::int64_t key, void* scratch) const {

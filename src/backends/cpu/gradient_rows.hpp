@@ -41,8 +41,8 @@ class GradientRows {
   void add_queries(const KeyBlock& block, std::int64_t head, const double* lse, const double* delta, void* dq,
                    std::int64_t dq_stride, void* scratch) const;
 
-  /// One query block, queries [first, first + count).
-  void add_block(const KeyBlock& block, std::int64_t head, std::int64_t first, std::int64_t count, const double* lse,
+  /// One query block, queries [first, first + count). False where none of it sees the keys.
+  bool add_block(const KeyBlock& block, std::int64_t head, std::int64_t first, std::int64_t count, const double* lse,
                  const double* delta, void* dq, std::int64_t dq_stride, const DbiasSums& dbias, void* scratch) const;
 
   void finish_keys(const KeyBlock& block, std::int64_t head_k, std::int64_t key, void* scratch) const;

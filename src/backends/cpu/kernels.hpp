@@ -23,25 +23,33 @@ struct ScoreParams : device::ScoreFactors {
   uint32_t dropout_threshold;  // 0: off
   uint64_t seed, offset;
   ScoreFunctions functions;
-  bool decoded;  // backward: the forward pass sums products as decoding does
+  const int32_t* places;  // of keys that were gathered: where each stands in its sequence; null: where it is
+  bool decoded;           // backward: the forward pass sums products as decoding does
 };
 
 /// One (query, head) of a tile. Keys count from the first used key of the sequence.
 struct RowInfo {
   const void* q;
-  void* out;                   // element row, or null
-  void* lse;                   // Real, or null
-  void* partial;               // Reals; split over keys: [head_dim_v] unnormalised outputs, then reference and sum
-  int32_t key_begin, key_end;  // visible by mask and window
-  const void* bias;            // at key 0
+  void* out;                       // element row, or null
+  void* lse;                       // Real, or null
+  void* partial;                   // Reals; split over keys: [head_dim_v] unnormalised outputs, then reference and sum
+  int32_t key_begin, key_end;      // visible by mask and window, and to this row or its neighbours by mask_mod
+  int32_t whole_begin, whole_end;  // visible by mask_mod, which is not asked there
+  const void* bias;                // at key 0
   double alibi_slope;
   int32_t diagonal;  // i + d: the key this query stands at
   double sink;
-  uint32_t batch_head, query;  // dropout's coordinates
+  uint32_t batch_head, query;  // coordinates of dropout and functions; over a cache query is q_idx, an int32_t
   // Backward only.
   double softmax_lse;  // +infinity where the row sees nothing
   double delta;        // rowsum(out * dout) - dlse
   void* dbias;         // accumulator, Reals, at the key block's first key, or null
+};
+
+/// Keys that lie anywhere, and come block by block. `fill` brings keys [first, first + count) to where the tile's first
+/// ones are.
+struct KeyGatherer {
+  void (*fill)(const KeyGatherer& gatherer, int64_t first, int64_t count);
 };
 
 /// Rows that share one key head, and the part of its keys to visit.
@@ -54,9 +62,10 @@ struct ForwardTile {
   int32_t key_begin, key_end;  // union of the rows' ranges
   int32_t head_dim, head_dim_v;
   ScoreParams score;
-  const device::Visibility* blocks;  // of KernelSet::forward_keys each, from that of key_begin on; null: some
-  bool (*abandoned)() noexcept;      // asked between blocks of keys: whether nobody wants the result any more
-  double value_scale = 1.0;          // of v; partial results are without it
+  const device::Visibility* blocks;       // of KernelSet::forward_keys each, from that of key_begin on; null: some
+  bool (*abandoned)() noexcept;           // asked between blocks of keys: whether nobody wants the result any more
+  double value_scale = 1.0;               // of v; partial results are without it
+  const KeyGatherer* gatherer = nullptr;  // k and v hold one block of KernelSet::forward_keys; null: they hold all keys
 };
 
 /// One block of keys, kept in scratch while the rows that see it pass by. Gradients of k and v

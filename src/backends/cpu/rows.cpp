@@ -49,7 +49,8 @@ std::int64_t group_of(const Problem& problem) {
 
 double forward_flops(const Problem& problem) {
   const auto f = [](std::int64_t n) { return static_cast<double>(n); };
-  return 2.0 * f(problem.batch_size) * f(problem.num_heads_q) * f(problem.seqlen_q) * f(problem.seqlen_k) *
+  const std::int64_t keys = problem.top_k > 0 ? problem.top_k : problem.seqlen_k;
+  return 2.0 * f(problem.batch_size) * f(problem.num_heads_q) * f(problem.seqlen_q) * f(keys) *
          f(problem.head_dim + problem.head_dim_v);
 }
 

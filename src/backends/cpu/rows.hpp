@@ -76,7 +76,7 @@ class RowMaker {
   std::int64_t diagonal_;
 };
 
-enum class ThreadMemory : std::uint8_t { scratch, functions, blocks, count_ };
+enum class ThreadMemory : std::uint8_t { scratch, functions, blocks, places, gathered, count_ };
 
 /// At least `bytes` of 64-byte aligned memory of the calling thread, kept for its next task.
 /// Throws Error(runtime) where the system has no more.

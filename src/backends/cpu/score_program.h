@@ -89,8 +89,9 @@ struct ScoreFunctions {
   const ScoreProgram *score_mod, *mask_mod;  // null: none
   const CapturedTable* tables;
   int64_t num_heads_q;
+  int64_t first_key;                                 // of the sequence: a tile's keys are counted from it
   void* memory;                                      // of the thread: score_mod's, and then mask_mod's
-  const operations::attention::ScoreBlocks* blocks;  // of the host; null: no functions
+  const operations::attention::ScoreBlocks* blocks;  // of the host; null: nothing is known of them
 };
 
 }  // namespace tilewise::backends::cpu

@@ -30,6 +30,7 @@ ForwardTile TileMaker::tile(const TileRows& which, const TileSplit& split, RowIn
   tile.k_stride = p_.k.seq_stride;
   tile.v_stride = p_.v.seq_stride;
   tile.key_begin = std::numeric_limits<std::int32_t>::max();
+  const std::span all(rows, static_cast<std::size_t>(tile.num_rows));
   for (std::int64_t h = 0; h < which.num_heads; ++h) {
     for (std::int64_t n = 0; n < which.num_queries; ++n) {
       const std::int64_t i = which.first_query + n, head = which.first_head + h;
@@ -38,10 +39,18 @@ ForwardTile TileMaker::tile(const TileRows& which, const TileSplit& split, RowIn
       row.out = mutable_row_address(p_.out, batch_, sequence_.q_row + i, head, size);
       row.lse = lse_address(p_.softmax_lse, sequence_, batch_, i, head, element_);
       if (split.splits) row.partial = split.splits->row(split.workspace, batch_, head, i, split.index);
-      if (row.key_begin >= row.key_end) continue;
-      tile.key_begin = std::min(tile.key_begin, row.key_begin);
-      tile.key_end = std::max(tile.key_end, row.key_end);
     }
+  }
+  if (score_.functions.blocks != nullptr) {
+    narrow_rows(*score_.functions.blocks,
+                {batch_, which.first_head, which.first_head + which.num_heads, which.first_query,
+                 which.first_query + which.num_queries, 0, sequence_.seqlen_k},
+                all.data(), which.num_queries);
+  }
+  for (const RowInfo& row : all) {
+    if (row.key_begin >= row.key_end) continue;
+    tile.key_begin = std::min(tile.key_begin, row.key_begin);
+    tile.key_end = std::max(tile.key_end, row.key_end);
   }
   if (split.keys > 0) {
     const std::int64_t begin = split.index * split.keys;
@@ -61,20 +70,6 @@ const device::Visibility* TileMaker::blocks(const TileRows& which, const Forward
                                     which.first_query + which.num_queries, first, tile.key_end},
                                    keys, results);
   return results;
-}
-
-std::pair<std::int32_t, std::int32_t> TileMaker::narrowed(const TileRows& which, const ForwardTile& tile) const {
-  constexpr std::int32_t kKeys = 128;
-  const device::Visibility* visible = blocks(which, tile, kKeys);
-  if (visible == nullptr) return {tile.key_begin, tile.key_end};
-  const std::int32_t first = tile.key_begin / kKeys * kKeys;
-  std::int32_t begin = tile.key_end, end = tile.key_begin;
-  for (std::int32_t key = first; key < tile.key_end; key += kKeys) {
-    if (*visible++ == device::Visibility::none) continue;
-    begin = std::min(begin, std::max(key, tile.key_begin));
-    end = std::min(key + kKeys, tile.key_end);
-  }
-  return begin < end ? std::pair(begin, end) : std::pair(0, 0);
 }
 
 void TileMaker::clear_unused(std::int64_t first_head, std::int64_t num_heads) const {

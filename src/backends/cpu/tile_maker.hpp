@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 
 #include "backends/cpu/merge_splits.hpp"
 #include "backends/cpu/rows.hpp"
@@ -43,8 +42,6 @@ class TileMaker {
   /// null where there are no functions.
   [[nodiscard]] const device::Visibility* blocks(const TileRows& which, const ForwardTile& tile,
                                                  std::int64_t keys) const;
-  /// The tile's range of keys without blocks at either end that functions hide from all heads and queries of `which`.
-  [[nodiscard]] std::pair<std::int32_t, std::int32_t> narrowed(const TileRows& which, const ForwardTile& tile) const;
 
   /// Rows of the sequence outside its used part: out 0, lse -infinity.
   void clear_unused(std::int64_t first_head, std::int64_t num_heads) const;

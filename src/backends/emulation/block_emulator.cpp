@@ -322,6 +322,11 @@ void BlockEmulator::store_global(void* to, const void* from, std::int32_t bytes)
   std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
+void BlockEmulator::add_global(float* to, float x) {
+  check(memory_.access(to, sizeof(x), GlobalAccess::add, global_accessor()));
+  std::atomic_ref<float>(*to).fetch_add(x, std::memory_order_relaxed);
+}
+
 void BlockEmulator::add_global(float* to, const float (&x)[4]) {
   check(memory_.access(to, sizeof(x), GlobalAccess::add, global_accessor()));
   for (int i = 0; i < 4; ++i) std::atomic_ref<float>(to[i]).fetch_add(x[i], std::memory_order_relaxed);

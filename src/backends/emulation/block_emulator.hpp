@@ -52,6 +52,7 @@ class BlockEmulator : public device::HostBlock {
   std::uint32_t shuffle_xor(std::uint32_t value, std::int32_t mask) override;
   void load_global(void* to, const void* from, std::int32_t bytes) override;
   void store_global(void* to, const void* from, std::int32_t bytes) override;
+  void add_global(float* to, float x) override;
   void add_global(float* to, const float (&x)[4]) override;
   void load_shared(void* to, const void* from, std::int32_t bytes) override;
   void store_shared(void* to, const void* from, std::int32_t bytes) override;

@@ -4,12 +4,14 @@
 #include "backends/emulation/operand_layout.hpp"
 #include "core/message.hpp"
 #include "device/common/float16.h"
+#include "device/common/float8_fnuz.h"
 #include "device/common/tensors.h"
 
 namespace tilewise::backends::emulation {
 namespace {
 
 float element_to_float(std::int32_t element, std::uint32_t bits) {
+  if (element == device::kE4m3) return device::fnuz_to_float(static_cast<std::uint8_t>(bits));
   const auto half = static_cast<std::uint16_t>(bits);
   return element == device::kBf16 ? device::bf16_to_float(half) : device::f16_to_float(half);
 }
@@ -19,13 +21,14 @@ float element_to_float(std::int32_t element, std::uint32_t bits) {
 template <int kRows, int kK, int kWords, class Words, class PlaceOf>
 bool gather(std::span<const MultiplyArguments* const> lanes, float (&to)[kRows][kK], const Words& words,
             const PlaceOf& place, std::size_t& clash) {
+  const int parts = lanes[0]->element == device::kE4m3 ? 4 : 2, bits_each = 32 / parts;
   std::uint16_t held[kRows][kK];
   bool known[kRows][kK] = {};
   for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
     for (int word = 0; word < kWords; ++word) {
-      for (int half = 0; half < 2; ++half) {
-        const OperandPlace p = place(static_cast<int>(lane), word, half);
-        const auto bits = static_cast<std::uint16_t>(words(*lanes[lane])[word] >> (16 * half));
+      for (int part = 0; part < parts; ++part) {
+        const OperandPlace p = place(static_cast<int>(lane), word, part);
+        const auto bits = static_cast<std::uint16_t>(words(*lanes[lane])[word] >> (bits_each * part));
         if (known[p.index][p.k] && held[p.index][p.k] != bits) {
           clash = lane;
           return false;
@@ -76,6 +79,8 @@ std::string multiply(std::span<const MultiplyArguments* const> lanes) {
       return multiply_by<MmaM16N8K16>(lanes);
     case device::HostMatrix::kMfma32x32x16:
       return multiply_by<Mfma32x32x16>(lanes);
+    case device::HostMatrix::kMfma32x32x16Fp8:
+      return multiply_by<Mfma32x32x16Fp8>(lanes);
     case device::HostMatrix::kWmma16x16x16:
       return multiply_by<Wmma16x16x16>(lanes);
     case device::HostMatrix::kWmma16x16x16Halves:

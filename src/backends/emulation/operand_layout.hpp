@@ -51,6 +51,17 @@ struct Mfma32x32x16 {
   }
 };
 
+/// gfx942's v_mfma_f32_32x32x16_fp8_fp8: four bytes to a word.
+struct Mfma32x32x16Fp8 {
+  static constexpr int kLanes = 64, kM = 32, kN = 32, kK = 16, kWordsA = 2, kWordsB = 2;
+  static constexpr int kAccumulators = device::CdnaFragmentLayout::kRegisters;
+  static constexpr OperandPlace a(int lane, int word, int byte) {
+    return {lane % 32, 8 * (lane / 32) + 4 * word + byte};
+  }
+  static constexpr OperandPlace b(int lane, int word, int byte) { return a(lane, word, byte); }
+  static constexpr ProductPlace d(int lane, int i) { return Mfma32x32x16::d(lane, i); }
+};
+
 /// gfx11's v_wmma_f32_16x16x16 of 16-bit elements in 32 lanes: lanes 16 to 31 repeat the operands of 0 to 15.
 struct Wmma16x16x16 {
   static constexpr int kLanes = 32, kM = 16, kN = 16, kK = 16, kWordsA = 8, kWordsB = 8;

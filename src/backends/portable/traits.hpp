@@ -19,6 +19,7 @@ struct DeviceTraits {
   bool overlaps_steps = false;                      ///< programmatic dependent launch
   bool copies_windows = false;                      ///< straight to shared memory: the machine's copy_window()
   bool unpacks_e4m3 = false;                        ///< in one instruction: the machine's unpack_e4m3()
+  bool multiplies_bytes = false;                    ///< of fp8: the machine's mma_bytes()
   double memory_gigabytes_per_second = 1.0;         ///< the memory's own bandwidth, for the cost estimate
 };
 

@@ -14,19 +14,22 @@ namespace {
 
 class ReferenceKernel final : public operations::attention::Kernel {
  public:
-  explicit ReferenceKernel(const Problem& problem) : operation_(problem.operation), numbers_(problem) {}
+  explicit ReferenceKernel(const Problem& problem) : problem_(problem), numbers_(problem) {}
   [[nodiscard]] std::size_t workspace_size() const noexcept override { return 0; }
   [[nodiscard]] std::string schedule() const override {
-    return operation_ == Operation::attention_forward ? "f64, one query row at a time"
-                                                      : "f64, one key head of one sequence at a time";
+    return forward() ? "f64, one query row at a time" : "f64, one key head of one sequence at a time";
   }
   void launch(const device::AttentionParams& params, void*, void*) const override {
-    operation_ == Operation::attention_forward ? reference::forward(params, numbers_)
-                                               : reference::backward(params, numbers_);
+    if (problem_.block_mask.rows != 0 && core::checks_requested()) {
+      operations::check_block_lists(params.block_mask, operations::attention::blocked_scores(problem_));
+    }
+    forward() ? reference::forward(params, numbers_) : reference::backward(params, numbers_, problem_);
   }
 
  private:
-  Operation operation_;
+  [[nodiscard]] bool forward() const { return problem_.operation == Operation::attention_forward; }
+
+  Problem problem_;
   reference::Numbers numbers_;
 };
 

@@ -3,13 +3,14 @@
 #pragma once
 
 #include "core/implementation.hpp"
+#include "core/visibility.hpp"
 #include "device/common/params.h"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::backends {
 
 /// "reference". Accepts every valid problem on the CPU, at an estimate above that of whatever is faster.
-[[nodiscard]] const core::Implementation& reference_implementation();
+[[nodiscard]] TILEWISE_INTERNAL const core::Implementation& reference_implementation();
 
 /// Throws Error where a look-up of score_mod or mask_mod, done as the reference does it, is out of range.
 void check_look_ups(const device::AttentionParams& params, const Problem& problem);

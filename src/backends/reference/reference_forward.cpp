@@ -50,13 +50,11 @@ void forward_head(const device::AttentionParams& p, const Numbers& numbers, std:
     std::fill(out_row.begin(), out_row.end(), Real{0});
     if (i < s.seqlen_q) {
       q.read(i, q_row.data());
-      const device::KeyRange keys = context.keys(i);
       visible.clear();
-      for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-        if (abandoned_at(j)) return;
+      context.for_each_key(i, [&](std::int64_t j) {
         const Score<Real> score = context.score<Real>(i, j, q_row.data(), k[j]);
         if (score.visible()) visible.push_back({j, score.value});
-      }
+      });
       lse = softmax(visible, Real{context.sink()});
       // A NaN shows even where every position is dropped.
       if (std::isnan(lse) && !visible.empty()) std::fill(out_row.begin(), out_row.end(), lse);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "backends/reference/block_mask.hpp"
 #include "backends/reference/score_functions.hpp"
 #include "core/device.hpp"
 #include "core/message.hpp"
@@ -14,6 +15,7 @@
 #include "device/common/mask.h"
 #include "device/common/params.h"
 #include "device/common/philox.h"
+#include "device/common/selected.h"
 #include "operations/attention/factors.hpp"
 #include "operations/attention/features.hpp"
 #include "operations/attention/rules.hpp"
@@ -32,11 +34,11 @@ inline bool abandoned_at(std::int64_t index) { return index % 256 == 0 && core::
 /// What the formulas below honour.
 [[nodiscard]] inline operations::attention::FeatureSet features() {
   using enum operations::attention::Feature;
-  return {f32,       bf16,         f16,       f64,         fp8_e4m3,      f16_out,         forward,    backward,
-          gqa,       head_dim_v,   packed,    window_left, window_right,  top_left,        scale_sign, softcap,
-          bias,      bias_boolean, dbias,     alibi,       sink,          dsink,           dropout,    seed_tensor,
-          seqused_q, seqused_k,    leftpad_k, dlse,        deterministic, batch_invariant, clear_rest, score_mod,
-          mask_mod};
+  return {f32,       bf16,         f16,         f64,         fp8_e4m3,      f16_out,         forward,    backward,
+          gqa,       head_dim_v,   packed,      window_left, window_right,  top_left,        scale_sign, softcap,
+          bias,      bias_boolean, dbias,       alibi,       sink,          dsink,           dropout,    seed_tensor,
+          seqused_q, seqused_k,    leftpad_k,   dlse,        deterministic, batch_invariant, clear_rest, score_mod,
+          mask_mod,  dtables,      key_indices, block_mask};
 }
 
 /// Element types of a call, and the factors and functions of its scores.
@@ -44,12 +46,14 @@ struct Numbers {
   DType dtype, out_dtype, statistics;
   device::ScoreFactors factors;
   ScoreFunctions functions;
+  BlockMaskShape block_mask;
   explicit Numbers(const Problem& problem)
       : dtype(problem.dtype),
         out_dtype(operations::attention::out_dtype_of(problem)),
         statistics(operations::statistics_dtype(problem.dtype)),
         factors(operations::attention::score_factors(problem)),
-        functions(problem) {}
+        functions(problem),
+        block_mask(problem.block_mask) {}
 
   /// A score as the formula has it after each of its steps: a number of fp32, or of f64 where q is.
   template <typename Real>
@@ -119,6 +123,7 @@ struct HeadContext {
   std::int64_t b, h, diagonal;
   double softmax_scale, value_scale;  // of products of what is stored, and of stored values
   mutable FunctionsOfHead functions;  // their memory for what is between
+  mutable BlockMaskOfHead blocks;     // likewise for a row
 
   HeadContext(const device::AttentionParams& params, const Numbers& of_call, std::int64_t batch, std::int64_t head)
       : p(params),
@@ -126,7 +131,8 @@ struct HeadContext {
         sequence(device::sequence_of(params, batch)),
         b(batch),
         h(head),
-        functions(of_call.functions, params.tables, batch, head) {
+        functions(of_call.functions, params.tables, batch, head),
+        blocks(of_call.block_mask, params.block_mask, batch, head) {
     diagonal = device::diagonal_offset(p, sequence);
     const std::int64_t h_k = h / (p.num_heads_q / p.num_heads_k);
     softmax_scale = numbers.factors.softmax_scale * p.q_scale.of(b, h) * p.k_scale.of(b, h_k);
@@ -134,6 +140,14 @@ struct HeadContext {
   }
 
   [[nodiscard]] device::KeyRange keys(std::int64_t i) const { return device::visible_keys(p, sequence, diagonal, i); }
+  /// Calls visit(j) for each key that selection, mask and window leave to query i, as often as it is selected.
+  template <typename Visit>
+  void for_each_key(std::int64_t i, const Visit& visit) const {
+    device::for_each_seen_key(p.key_indices, keys(i), b, sequence.q_row + i, h / (p.num_heads_q / p.num_heads_k),
+                              [&](std::int64_t j) {
+                                if (!abandoned_at(j)) visit(j);
+                              });
+  }
 
   [[nodiscard]] double bias(std::int64_t i, std::int64_t j) const {
     const device::BiasTensor& t = p.bias;
@@ -149,7 +163,7 @@ struct HeadContext {
     const double bias_value = bias(i, j);
     if (p.bias_type == device::kBiasBool && bias_value != 0.0)
       return {-kInfinity, 1, 0, 0};  // before any number is looked at
-    if (!functions.visible(i, j)) return {-kInfinity, 1, 0, 0};
+    if (!sees(i, j)) return {-kInfinity, 1, 0, 0};
     const Real cap = numbers.factors.softcap;
     Real s = numbers.rounded(softmax_scale * dot<Real>(q, k, p.head_dim)), slope = 1;
     if (cap > 0) {
@@ -165,11 +179,10 @@ struct HeadContext {
     return {numbers.rounded(Real{functions.score(score, i, j)}), slope, unbiased, s, functions.slope(score, i, j)};
   }
 
+  [[nodiscard]] bool sees(std::int64_t i, std::int64_t j) const { return reference::sees(blocks, functions, i, j); }
+
   /// Throws where a look-up was out of range and TILEWISE_CHECK=1 asks.
-  void check_look_ups() const {
-    const auto index = functions.out_of_range();
-    if (index && core::checks_requested()) core::invalid_argument(to_string(*index));
-  }
+  void check_look_ups() const { functions.check(); }
 
   /// What ALiBi takes from a score.
   template <typename Real = double>
@@ -207,6 +220,6 @@ inline double load_lse(const device::LseTensor& t, const HeadContext& c, std::in
 }
 
 void forward(const device::AttentionParams& params, const Numbers& numbers);
-void backward(const device::AttentionParams& params, const Numbers& numbers);
+void backward(const device::AttentionParams& params, const Numbers& numbers, const Problem& problem);
 
 }  // namespace tilewise::backends::reference

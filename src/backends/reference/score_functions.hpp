@@ -7,10 +7,11 @@
 #include <optional>
 #include <span>
 
+#include "core/device.hpp"
+#include "core/message.hpp"
 #include "expression/derivative.hpp"
 #include "expression/evaluate.hpp"
-#include "operations/attention/score_functions.hpp"
-#include "tilewise/problem.hpp"
+#include "operations/score_functions.hpp"
 
 namespace tilewise::backends::reference {
 
@@ -19,10 +20,10 @@ struct ScoreFunctions {
   std::optional<expression::Expression> score_mod, slope, mask_mod;
   std::size_t table_count;
 
-  explicit ScoreFunctions(const Problem& problem)
-      : score_mod(score_function(problem, operations::attention::ScoreFunction::score_mod)),
-        mask_mod(score_function(problem, operations::attention::ScoreFunction::mask_mod)),
-        table_count(problem.tables.size()) {
+  explicit ScoreFunctions(const operations::ScoreFunctionTexts& texts)
+      : score_mod(score_function(texts, operations::ScoreFunction::score_mod)),
+        mask_mod(score_function(texts, operations::ScoreFunction::mask_mod)),
+        table_count(texts.tables.size()) {
     if (score_mod) slope = derivative(*score_mod, "score", "score_mod");
   }
 };
@@ -57,6 +58,13 @@ class FunctionsOfHead {
             std::abs(in_single(*slope_of_, score, i, j) - evaluate(*slope_, score, i, j))};
   }
 
+  [[nodiscard]] bool modifies() const { return score_.has_value(); }
+
+  /// Throws where a look-up of the head was out of range and TILEWISE_CHECK=1 asks.
+  void check() const {
+    const auto index = out_of_range();
+    if (index && core::checks_requested()) core::invalid_argument(to_string(*index));
+  }
   /// The first index out of range that a look-up of the head had.
   [[nodiscard]] std::optional<expression::OutOfRange> out_of_range() const {
     if (mask_ && mask_->out_of_range()) return mask_->out_of_range();

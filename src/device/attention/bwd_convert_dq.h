@@ -23,7 +23,7 @@ class BwdConvertDq {
   TILEWISE_INLINE static void run(const Params& p, Shared& shared) {
     const GridPlace place = grid_place<Machine>(p.grid);
     const Sequence sequence = sequence_at<C>(p.shape, place.batch);
-    const BlockQueries<false> queries(p.grid, sequence, place, C.block_m);
+    const BlockQueries<kQueriesOfHead> queries(p.grid, sequence, place, C.block_m);
     if (queries.first_row >= queries.total_rows) return;
     const int wave = Machine::wave(), lane = Machine::lane();
     const float* const from = Accum::of_lane(p, place.batch, place.head, place.tile, wave, lane);

@@ -57,6 +57,8 @@ class BwdDkdv {
   using Machine = typename Ops::Machine;
   using Scores = Fragment<Ops, C.rows_per_wave, C.block_m>;
   using Keys = BlockKeys<C, typename FunctionsOf<C>::template ParamsOf<BwdDkdvParams>, false>;
+  static constexpr bool kStreams = streams_products<Ops, Scores>(C) && C.wants_dk && C.wants_dv;
+  using Pipeline = QDoPipeline<Ops, C, typename BwdDkdvShared<Ops, C>::Stage, kStreams>;
 
  public:
   using Params = typename FunctionsOf<C>::template ParamsOf<BwdDkdvParams>;
@@ -98,6 +100,7 @@ class BwdDkdv {
   /// One tile of queries. Rows are keys: S, P, dP and dS are transposed here.
   TILEWISE_INLINE void visit(const typename Shared::Stage& stage, const QueryPosition& at, bool masked) {
     const BwdScoreMod<C, Scores, Keys> mod(keys_, seed_, at, wave_row_, 0);
+    if constexpr (kStreams) return stream(stage, mod, masked);
     Scores S, dP;
     S.clear();
     dP.clear();
@@ -106,6 +109,38 @@ class BwdDkdv {
     mod.apply(S, dP, stage, masked);                                               // S holds P now, and dP holds dS
     if constexpr (C.wants_dv) mma_AB(dV_, to_operand<C.out_type>(S), stage.dout);  // dV += P^T dO
     if constexpr (C.wants_dk) mma_AB(dK_, to_operand<C.q_type>(dP), stage.q);      // dK += dS^T Q
+  }
+
+  /// The same of scores without options, by streams of products: a wave is alone with its SIMD, so that what it does
+  /// beside them is all that the vector unit does meanwhile. P is made while dP is summed up, and dS while dV is.
+  template <class Mod>
+  TILEWISE_INLINE void stream(const typename Shared::Stage& stage, const Mod& mod, bool masked) {
+    using StepsAhead = typename Ops::template StepsAhead<steps_ahead(C, Ops::kStepsAhead)>;
+    constexpr int kPairs = Scores::kPairs;
+    Scores S, dP;
+    S.clear();
+    dP.clear();
+    TwoStatistics two[kPairs];
+    StepsAhead ahead, next;
+    read_ahead<Ops>(ahead, stage.q);
+    stream_ABt(S, K(), stage.q, ahead, [&](int step, int steps) {
+      for_share<Pipeline::parts()>(step, steps, [&](int part) { pipeline_.load_part(part); });
+      for_share<kPairs>(step, steps, [&](int i) { two[i] = stage.two_statistics(S.column_of_pair(lane_, i)); });
+      if (step == steps - StepsAhead::kSteps) read_ahead<Ops>(next, stage.dout);
+    });
+    stream_ABt(dP, V(), stage.dout, next, [&](int step, int steps) {
+      for_share<kPairs>(step, steps, [&](int i) { mod.weigh(S.pair(i), two[i]); });
+      if (step == steps - StepsAhead::kSteps) read_columns_ahead<Ops>(ahead, stage.dout);
+    });
+    if (masked) mod.hide(S, dP);
+    const auto P = to_operand<C.out_type>(S);
+    stream_AB(dV_, P, stage.dout, ahead, [&](int step, int steps) {
+      for_share<kPairs>(step, steps, [&](int i) { mod.differentiate(S.pair(i), dP.pair(i), two[i]); });
+      dP.for_each_tile([](auto& tile) { compute_by_here<Machine>(tile); });
+      if (step == steps - StepsAhead::kSteps) read_columns_ahead<Ops>(next, stage.q);
+    });
+    if (masked) mod.hide(S, dP);
+    stream_AB(dK_, to_operand<C.q_type>(dP), stage.q, next, [](int, int) {});
   }
 
   /// The outputs take the stages' place, one after the other.
@@ -127,7 +162,7 @@ class BwdDkdv {
   Keys keys_;
   int lane_, wave_row_;
   DropoutSeed seed_;
-  QDoPipeline<Ops, C, typename Shared::Stage> pipeline_;
+  Pipeline pipeline_;
   OwnRows<Ops, C, C.k_type, C.head_dim, is_crowded(C)> k_rows_;
   OwnRows<Ops, C, C.v_type, C.head_dim_v, is_crowded(C)> v_rows_;
   Fragment<Ops, C.rows_per_wave, C.head_dim> dK_;

@@ -55,7 +55,11 @@ template <TileOps Ops, auto C>
 class BwdDq {
   using Machine = typename Ops::Machine;
   using Scores = Fragment<Ops, C.rows_per_wave, C.block_n>;
-  using Queries = BlockQueries<false>;
+  using Queries = BlockQueries<kQueriesOfHead>;
+  static constexpr bool kStreams = streams_products<Ops, Scores>(C) && Scores::kSlots == 1;
+  using Stage = typename BwdDqShared<Ops, C>::Stage;
+  using Pipeline = Choose<kStreams, SteadyKvPipeline<Ops, C, Stage>, KvPipeline<Ops, C, Stage>>;
+  static constexpr int kMostAhead = 4;  // steps: two waves a SIMD hide the rest
 
  public:
   using Params = typename FunctionsOf<C>::template ParamsOf<BwdDqParams>;
@@ -117,17 +121,51 @@ class BwdDq {
   TILEWISE_INLINE void step(int32_t turn, int32_t tile, int32_t next, bool more, bool masked) {
     typename Shared::Stage& stage = stage_of(turn);
     pipeline_.wait(stage);
-    if (more) pipeline_.start(stage_of(turn + 1), next);
+    if constexpr (kStreams) {
+      pipeline_.move_to(more ? next : tile);
+    } else if (more) {
+      pipeline_.start(stage_of(turn + 1), next);
+    }
 
     const int32_t first_key = tile * C.block_n;
     Scores S, dP;
     S.clear();
     dP.clear();
+    if constexpr (kStreams) return stream(stage, S, dP, first_key, masked);
     mma_ABt(S, Q(), stage.k);    // S = Q K^T
     mma_ABt(dP, dO(), stage.v);  // dP = dO V^T
     if constexpr (C.dropout) apply_dropout<true>(dP, p_.score, seed_, row_scores_, first_key);
     score_mod_bwd(S, dP, first_key, masked);        // S holds dS now
     mma_AB(dQ_, to_operand<C.k_type>(S), stage.k);  // dQ += dS K
+  }
+
+  /// The same of scores without options, by streams of products: P is made while dP is summed up.
+  TILEWISE_INLINE void stream(const typename Shared::Stage& stage, Scores& S, Scores& dP, int32_t first_key,
+                              bool masked) {
+    using StepsAhead = typename Ops::template StepsAhead<steps_ahead(C, kMostAhead)>;
+    constexpr int kPairs = Scores::kPairs;
+    StepsAhead ahead, next;
+    read_ahead<Ops>(ahead, stage.k);
+    stream_ABt(S, Q(), stage.k, ahead, [&](int step, int steps) {
+      for_share<Pipeline::parts()>(step, steps, [&](int part) { pipeline_.load_part(part); });
+      if (step == steps - StepsAhead::kSteps) read_ahead<Ops>(next, stage.v);
+    });
+    stream_ABt(dP, dO(), stage.v, next, [&](int step, int steps) {
+      for_share<kPairs>(step, steps, [&](int i) { weigh(S.pair(i), statistics_[0].lse); });
+      if (step == steps - StepsAhead::kSteps) read_columns_ahead<Ops>(ahead, stage.k);
+    });
+    TILEWISE_UNROLL
+    for (int i = 0; i < kPairs; ++i) S.pair(i) *= dP.pair(i) - statistics_[0].delta;
+    if (masked) hide(S, first_key);
+    stream_AB(dQ_, to_operand<C.k_type>(S), stage.k, ahead, [](int, int) {});  // dQ += dS K
+  }
+
+  /// P of a pair of scores of one row without options.
+  template <class Pair>
+  TILEWISE_INLINE void weigh(Pair& s, float lse) const {
+    s = Scores::Accumulator::rounded_product(s, p_.score.softmax_scale) - lse;
+    s[0] = Machine::exp2(s[0] * kLog2E);
+    s[1] = Machine::exp2(s[1] * kLog2E);
   }
 
   /// dS = P * (dP - delta) * slope, in the place of S.
@@ -157,12 +195,9 @@ class BwdDq {
 
   /// Without options, two elements at a time.
   TILEWISE_INLINE void plain(Scores& S, Scores& dP) {
-    const float scale = p_.score.softmax_scale;
     S.for_each_packed(dP, lane_, [&](int slot, int, auto& s, auto& dp) {
-      auto p = Scores::Accumulator::rounded_product(s, scale) - statistics_[slot].lse;
-      p[0] = Machine::exp2(p[0] * kLog2E);
-      p[1] = Machine::exp2(p[1] * kLog2E);
-      s = p * (dp - statistics_[slot].delta);
+      weigh(s, statistics_[slot].lse);
+      s *= dp - statistics_[slot].delta;
     });
   }
 
@@ -187,7 +222,7 @@ class BwdDq {
   Sequence sequence_;
   Queries queries_;
   int lane_, wave_row_;
-  KvPipeline<Ops, C, typename Shared::Stage> pipeline_;
+  Pipeline pipeline_;
   OwnRows<Ops, C, C.q_type, C.head_dim, is_crowded(C)> q_rows_;
   OwnRows<Ops, C, C.out_type, C.head_dim_v, is_crowded(C)> dout_rows_;
   RowOf<C> row_scores_[Scores::kSlots];

@@ -37,23 +37,20 @@ class BwdScoreMod {
     if (masked) hide(S, dP);
   }
 
- private:
-  TILEWISE_INLINE int32_t first_query() const { return at_.tile * C.block_m + first_col_; }
-
-  /// Without options, two elements at a time.
-  template <class Stage>
-  TILEWISE_INLINE void plain(Scores& S, Scores& dP, const Stage& stage) const {
-    const float scale = keys_.p.score.softmax_scale;
-    S.for_each_packed(dP, lane_, [&](int, int col, auto& s, auto& dp) {
-      const TwoStatistics two = stage.two_statistics(first_col_ + col);
-      const typename Scores::Pair lse{two.lse[0], two.lse[1]}, delta{two.delta[0], two.delta[1]};
-      const auto exponent = Scores::Accumulator::rounded_product(s, scale) - lse;
-      s[0] = Machine::exp2(exponent[0] * kLog2E);
-      s[1] = Machine::exp2(exponent[1] * kLog2E);
-      dp = s * (dp - delta);
-    });
+  /// The two halves of it for scores without options, of one pair of elements: P from S, and dS from dP and P.
+  template <class Pair>
+  TILEWISE_INLINE void weigh(Pair& s, const TwoStatistics& two) const {
+    const Pair lse{two.lse[0], two.lse[1]};
+    const auto exponent = Scores::Accumulator::rounded_product(s, keys_.p.score.softmax_scale) - lse;
+    s[0] = Machine::exp2(exponent[0] * kLog2E);
+    s[1] = Machine::exp2(exponent[1] * kLog2E);
+  }
+  template <class Pair>
+  TILEWISE_INLINE void differentiate(const Pair& p, Pair& dp, const TwoStatistics& two) const {
+    dp = p * (dp - Pair{two.delta[0], two.delta[1]});
   }
 
+  /// P and dS become 0 where a key is not seen.
   TILEWISE_INLINE void hide(Scores& P, Scores& dS) const {
     const int lane = Machine::not_hoisted(lane_);
     const auto batch = keys_.place.batch, head = at_.head;
@@ -65,6 +62,19 @@ class BwdScoreMod {
       }
       p = visible ? p : 0.0f;
       ds = visible ? ds : 0.0f;
+    });
+  }
+
+ private:
+  TILEWISE_INLINE int32_t first_query() const { return at_.tile * C.block_m + first_col_; }
+
+  /// Without options, two elements at a time.
+  template <class Stage>
+  TILEWISE_INLINE void plain(Scores& S, Scores& dP, const Stage& stage) const {
+    S.for_each_packed(dP, lane_, [&](int, int col, auto& s, auto& dp) {
+      const TwoStatistics two = stage.two_statistics(first_col_ + col);
+      weigh(s, two);
+      differentiate(s, dp, two);
     });
   }
 

@@ -13,14 +13,24 @@ struct QueryStatistics {
   float delta;  // rowsum(out * dout) - dlse
 };
 
-/// Of a kernel's parameters that have softmax_lse and delta.
+/// Of a kernel's parameters that have softmax_lse and delta, as they lie in memory.
+template <class Machine, class Params>
+TILEWISE_INLINE QueryStatistics load_plain_statistics(const Params& p, const Sequence& s, int64_t batch, int64_t head,
+                                                      int64_t i) {
+  if (i >= s.seqlen_q) return {kInfinity, 0.0f};
+  return {Machine::load_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, batch, i, head)),
+          Machine::load_global(p.delta + dense_row(p.shape, batch, i, head))};
+}
+/// Those, once they have come, as P and dS take them.
+template <class Machine>
+TILEWISE_INLINE QueryStatistics usable(const QueryStatistics& plain) {
+  return {plain.lse == -kInfinity ? kInfinity : with_plain_nan<Machine>(plain.lse),
+          with_plain_nan<Machine>(plain.delta)};
+}
 template <class Machine, class Params>
 TILEWISE_INLINE QueryStatistics load_statistics(const Params& p, const Sequence& s, int64_t batch, int64_t head,
                                                 int64_t i) {
-  if (i >= s.seqlen_q) return {kInfinity, 0.0f};
-  const float lse = Machine::load_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, batch, i, head));
-  const float delta = Machine::load_global(p.delta + dense_row(p.shape, batch, i, head));
-  return {lse == -kInfinity ? kInfinity : with_plain_nan<Machine>(lse), with_plain_nan<Machine>(delta)};
+  return usable<Machine>(load_plain_statistics<Machine>(p, s, batch, head, i));
 }
 
 /// P of a score in natural units. What is subtracted is rounded as the forward pass rounded it, and before any other

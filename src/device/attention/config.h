@@ -38,9 +38,10 @@ struct RowConfig {
   }
 };
 
-/// Of kernels whose scores no function changes or hides. kSkips: classes of tiles are known.
+/// Of kernels whose scores no function changes or hides. kSloped: score_mod's derivative is not 1; kSkips: classes of
+/// tiles are known.
 struct NoScoreFunctions {
-  static constexpr bool kModifies = false, kHides = false, kSkips = false;
+  static constexpr bool kModifies = false, kSloped = false, kHides = false, kSkips = false;
   template <class Params>
   using ParamsOf = Params;
 };
@@ -80,6 +81,7 @@ struct ForwardConfig : ScoreConfig {
   Flag staggered = 0;      // one half of the waves multiplies while the other weighs scores
   Flag direct_keys = 0;    // then: tiles of keys are copied straight to shared memory
   Flag direct_values = 0;  // and of values, which are read transposed
+  Flag selects = 0;        // a block has heads of one query, and the keys that key_indices give it
 
   constexpr int32_t block_m() const { return waves * rows_per_wave; }
   template <class Config, class Visit>
@@ -89,21 +91,29 @@ struct ForwardConfig : ScoreConfig {
     visit("rows_in_registers", c.rows_in_registers), visit("pack_gqa", c.pack_gqa);
     visit("idle_waves", c.idle_waves), visit("split", c.split), visit("sink", c.sink);
     visit("staggered", c.staggered), visit("direct_keys", c.direct_keys);
-    visit("direct_values", c.direct_values);
+    visit("direct_values", c.direct_values), visit("selects", c.selects);
   }
 };
 
-/// A wave looks at a tile of own rows and streamed ones.
+/// Tiles of selected keys whose places a stage holds: those of a tile may still be read while the next one's are
+/// written.
+constexpr int32_t selected_places(const ForwardConfig& c) { return c.stages == 1 ? 2 : 1; }
+
+/// A wave looks at a tile of own rows, of so many parts, and streamed ones.
 struct MaskTilesConfig : RowConfig {
   using Functions = NoScoreFunctions;
-  int32_t own = 64, streamed = 64;
+  int32_t own = 64, streamed = 64;  // own: rows of a part
+  int32_t parts = 1;                // of a tile, up to 4, each with a class of its own
   Flag keys_own = 0;
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_row_field(c, visit);
-    visit("own", c.own), visit("streamed", c.streamed), visit("keys_own", c.keys_own);
+    visit("own", c.own), visit("streamed", c.streamed), visit("parts", c.parts), visit("keys_own", c.keys_own);
   }
 };
+
+/// A wave writes the states of a row of blocks.
+struct BlockStatesConfig : RowConfig {};
 
 struct CombineConfig : RowConfig {
   Flag sink = 0;
@@ -196,6 +206,35 @@ struct BwdDbiasConfig : ScoreConfig {
   }
 };
 
+/// A block owns block_m queries of a head and streams keys in tiles of block_n.
+struct BwdDtableConfig : BwdDbiasConfig {};
+
+/// Of captured tensors.
+enum TableElement : int32_t {
+  kTableF32,
+  kTableBf16,
+  kTableF16,
+  kTableF64,
+  kTableE4m3,
+  kTableE5m2,
+  kTableBool,
+  kTableU8,
+  kTableI32,
+  kTableI64
+};
+
+/// Of the sums of a table's gradient.
+struct BwdTableSumsConfig : RowConfig {
+  Flag stores = 0;      // them into the gradient; else clears them
+  int32_t element = 0;  // TableElement, of the gradient
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_row_field(c, visit);
+    visit("stores", c.stores), visit("element", c.element);
+  }
+};
+
 struct BwdDsinkConfig : RowConfig {};
 struct ClearRestConfig : RowConfig {};
 
@@ -206,6 +245,22 @@ constexpr bool is_crowded(const ScoreConfig& config) { return config.dropout && 
 template <class Ops>
 constexpr bool has_few_registers(const RowConfig& config) {
   return config.head_dim + config.head_dim_v > Ops::kRoomyDims;
+}
+
+/// Whether products of a backward kernel stream: of scores without options, where the machine has streams.
+template <class Ops, class Scores>
+constexpr bool streams_products(const ScoreConfig& config) {
+  if constexpr (requires { Ops::kStepsAhead; }) {
+    return config.plain_scale && !config.dropout && !has_few_registers<Ops>(config);
+  } else {
+    return false;
+  }
+}
+
+/// Steps of such a stream whose operands are read ahead: `most`, or as many as products have.
+constexpr int steps_ahead(const ScoreConfig& config, int most) {
+  const int32_t dim = config.head_dim < config.head_dim_v ? config.head_dim : config.head_dim_v;
+  return dim / 16 < most ? dim / 16 : most;
 }
 
 /// Parts that the keys of a row may be split into.

@@ -217,4 +217,15 @@ TILEWISE_INLINE bool keeps(const ScoreParams& p, const DropoutSeed& seed, uint32
   return (word_of_key(words, k) >> (16 * (k % 2)) & 0xFFFFu) >= p.dropout_threshold;
 }
 
+/// The same as above where columns are any keys, by key_at(): each draws for itself.
+template <bool kScaled, class Scores, class Row, class Keys>
+TILEWISE_INLINE void apply_dropout(Scores& P, const ScoreParams& p, const DropoutSeed& seed,
+                                   const Row (&rows)[Scores::kSlots], const Keys& keys) {
+  P.for_each(Scores::Ops::Machine::lane(), [&](int slot, int col, auto&& x) {
+    const RowScore& row = rows[slot];
+    const float kept = kScaled ? x * p.dropout_scale : x;
+    x = keeps(p, seed, row.batch_head, row.query, key_at(keys, col)) ? kept : 0.0f;
+  });
+}
+
 }  // namespace tilewise::device

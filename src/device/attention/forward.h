@@ -5,50 +5,24 @@
 #include "device/attention/block_queries.h"
 #include "device/attention/config.h"
 #include "device/attention/dropout.h"
+#include "device/attention/forward_shared.h"
 #include "device/attention/kv_pipeline.h"
 #include "device/attention/scores.h"
 #include "device/attention/seen_tiles.h"
 #include "device/attention/sink.h"
 #include "device/tile/contract.h"
 #include "device/tile/mma.h"
-#include "device/tile/own_rows.h"
 #include "device/tile/softmax.h"
 #include "device/tile/store_rows.h"
 
 namespace tilewise::device {
-
-/// Shared memory of the forward kernel.
-template <class Ops, auto C, class Call>
-struct ForwardShared {
-  using Stage = typename Call::template Stage<Ops, C>;
-  using QRows = OwnRows<Ops, C, C.q_type, C.head_dim, is_crowded(C), Call::template changes_queries<C>(),
-                        Call::template Out<Ops, C>::kJoinsColumns>;
-  using QTile = typename QRows::Tile;
-  /// Q that stays here has its own place; Q that moves to registers passes through the stages'.
-  struct Streams : RowsPart<!C.rows_in_registers, QTile> {
-    Stage stage[C.stages];
-  };
-  union {
-    Streams streams;
-    QTile q;
-    OutTile<Ops, C.out_type, C.block_m(), C.head_dim_v> out;
-  };
-
-  TILEWISE_INLINE QTile& q_tile() {
-    if constexpr (C.rows_in_registers) {
-      return q;
-    } else {
-      return streams.rows;
-    }
-  }
-};
 
 template <TileOps Ops, auto C, class Call = AttentionCall>
 class Forward {
   using Machine = typename Ops::Machine;
   using Scores = Fragment<Ops, C.rows_per_wave, C.block_n>;
   using Out = typename Call::template Out<Ops, C>;
-  using Queries = BlockQueries<(C.pack_gqa != 0)>;
+  using Queries = BlockQueries<block_rows(C)>;
   using Columns = typename Call::template Columns<C>;
   using Attended = typename Call::AttendedSequence;
   static constexpr bool kLate = Call::template adds_keys<C>();
@@ -109,9 +83,7 @@ class Forward {
 
   /// Of this block's part of the keys.
   TILEWISE_INLINE TileRange tiles() const {
-    if (queries_.first_row >= queries_.used_rows) return {0, 0, 0, 0};
-    const int32_t last_row = minimum(queries_.first_row + C.block_m(), queries_.used_rows) - 1;
-    TileRange t = key_tiles<C>(p_.score, sequence_, queries_.query(queries_.first_row), queries_.query(last_row));
+    TileRange t = tiles_of_queries<C>(p_, sequence_, queries_);
     if constexpr (kLate) {
       t.begin += part_.number, t.step = part_.count;
       return t;
@@ -136,8 +108,8 @@ class Forward {
     constexpr bool kAppends = Call::template appends<C>();
     TileRange t = tiles();
     const SeenTiles<Machine, C> seen(p_, queries_.batch, queries_.first_row / C.block_m());
+    const KeyRange new_keys = keys_to_append(t);  // of tiles that are not seen, too
     t.begin = seen.first_seen(t.begin, t.end);
-    const KeyRange new_keys = keys_to_append(t);
     const auto append = [&] {
       if constexpr (kAppends) Call::template append<Ops, C>(p_, sequence_, queries_, new_keys);
     };
@@ -169,55 +141,80 @@ class Forward {
     }
   }
 
+  using StaggeredPipeline = StaggeredKvPipeline<Ops, C, typename Shared::Stage>;
+  static constexpr bool kTakesGroups = !has_few_registers<Ops>(C);  // else the loop has room for one turn
+
   /// The second half of the waves is a barrier behind the first: one half multiplies (P V of its last tile and Q K^T of
   /// the next) while the other weighs scores, so that a SIMD's matrix unit and its vector unit both have work.
   TILEWISE_INLINE void visit_staggered(const TileRange& t) {
     // Where registers are few, reads are no further ahead than they must be.
-    constexpr int kMostAhead = has_few_registers<Ops>(C) ? 2 : C.head_dim + C.head_dim_v > 256 ? 4 : Ops::kStepsAhead;
+    constexpr int kMostAhead = has_few_registers<Ops>(C)         ? Ops::kFewestAhead
+                               : C.head_dim + C.head_dim_v > 256 ? 4
+                                                                 : Ops::kStepsAhead;
     using StepsAhead = typename Ops::template StepsAhead<minimum(kMostAhead, Ops::kStepsAhead)>;
-    StaggeredKvPipeline<Ops, C, typename Shared::Stage> pipeline(shared_.streams.stage);
+    StaggeredPipeline pipeline(shared_.streams.stage);
     pipeline.open_for(p_, sequence_, queries_);
     load_queries([] {});
-    pipeline.begin(t.begin);
+    // Tiles that are more than whole groups of as many as there are stages come first: the loop takes groups.
+    const auto count = static_cast<uint32_t>(t.end - t.begin);
+    const int first_turn = kTakesGroups ? static_cast<int>((C.stages - count % C.stages) % C.stages) : 0;
+    pipeline.begin(first_turn, t.begin);
     const bool is_late = Machine::wave() >= C.waves / 2;
     if (is_late) Machine::barrier();
     set_priority<Machine, 1>();
     StepsAhead keys_ahead;
-    read_ahead<Ops>(keys_ahead, pipeline.stage().k);
-    for (int32_t tile = t.begin; tile < t.end; ++tile) {
-      Scores S;
-      S.clear();
-      multiply_keys(S, keys_ahead, pipeline, tile);
-      set_priority<Machine, 0>();
-      score_mod<C>(S, p_, row_scores_, band_, tile * C.block_n, !t.is_full(tile));
-      softmax_.update(S, O_, scale());
-      const auto P = to_operand<C.v_type>(S);
-      keep_order<Machine>();
-      Machine::barrier();
-      keep_order<Machine>();
-      set_priority<Machine, 1>();
-      StepsAhead values_ahead;
-      stream_AB(O_, P, pipeline.stage().v, values_ahead, [&](int step, int steps) {
-        if (step == steps - StepsAhead::kSteps) read_ahead<Ops>(keys_ahead, pipeline.stage(1).k);
+    read_ahead<Ops>(keys_ahead, pipeline.keys(first_turn));
+    int32_t tile = t.begin;
+    const auto take = [&](int turn) { take_turn(turn, tile++, t, keys_ahead, pipeline); };
+    if constexpr (kTakesGroups) {
+      for_each_index<1, C.stages>([&](auto turn) {
+        constexpr int kTurn = decltype(turn)::value;
+        if (first_turn != 0 && kTurn >= first_turn) take(kTurn);
       });
-      pipeline.turn();
+      while (tile < t.end) for_each_index<0, C.stages>([&](auto turn) { take(decltype(turn)::value); });
+    } else {
+      for (int turn = 0; tile < t.end; turn = turn + 1 < C.stages ? turn + 1 : 0) take(turn);
     }
     pipeline.finish();
     if (!is_late) Machine::barrier();
   }
 
+  /// `turn`: of a group. Known to the compiler, the places of its stages cost nothing.
+  template <class Ahead>
+  TILEWISE_INLINE void take_turn(int turn, int32_t tile, const TileRange& t, Ahead& keys_ahead,
+                                 StaggeredPipeline& pipeline) {
+    Scores S;
+    S.clear();
+    multiply_keys(S, turn, keys_ahead, pipeline, tile);
+    set_priority<Machine, 0>();
+    // is_full() in one comparison: tiles() has put its ends in order.
+    const bool full = static_cast<uint32_t>(tile - t.full_begin) < static_cast<uint32_t>(t.full_end - t.full_begin);
+    score_mod<C>(S, p_, row_scores_, band_, tile * C.block_n, !full);
+    softmax_.update(S, O_, scale());
+    const auto P = to_operand<C.v_type>(S);
+    keep_order<Machine>();
+    Machine::barrier();
+    keep_order<Machine>();
+    set_priority<Machine, 1>();
+    Ahead values_ahead;
+    read_columns_ahead<Ops>(values_ahead, pipeline.values(turn));
+    stream_AB(O_, P, pipeline.values(turn), values_ahead, [&](int step, int steps) {
+      if (step == steps - Ahead::kSteps) read_ahead<Ops>(keys_ahead, pipeline.keys(turn + 1));
+    });
+  }
+
   /// S = Q K^T. The next tiles get to their places meanwhile; the barrier comes once this wave has read all keys, so
   /// that the other half reads its first values while products are left.
-  template <class Ahead, class Streamed>
-  TILEWISE_INLINE void multiply_keys(Scores& S, Ahead& ahead, Streamed& pipeline, int32_t tile) {
-    stream_ABt(S, Q(), pipeline.stage().k, ahead, [&](int step, int steps) {
+  template <class Ahead>
+  TILEWISE_INLINE void multiply_keys(Scores& S, int turn, Ahead& ahead, StaggeredPipeline& pipeline, int32_t tile) {
+    stream_ABt(S, Q(), pipeline.keys(turn), ahead, [&](int step, int steps) {
       const int last = steps - 1 - Ahead::kSteps / 2;
       TILEWISE_UNROLL
-      for (int part = 0; part < Streamed::parts(); ++part) {
-        if (step == part * (last + 1) / Streamed::parts()) pipeline.pass_on(part, tile);
+      for (int part = 0; part < StaggeredPipeline::parts(); ++part) {
+        if (step == part * (last + 1) / StaggeredPipeline::parts()) pipeline.pass_on(part, turn, tile);
       }
       if (step == last) {
-        pipeline.finish_parts();
+        pipeline.finish_parts(turn, tile);
         Machine::barrier();
       }
     });
@@ -261,30 +258,38 @@ class Forward {
   TILEWISE_INLINE decltype(auto) Q() const { return q_rows_.operand(shared_.q_tile(), wave_row_); }
 
   /// Tiles that wait in registers are asked for once the scores have left theirs, where those are few.
-  static constexpr bool kLateStart = has_few_registers<Ops>(C);
+  static constexpr bool kLateStart = has_few_registers<Ops>(C), kByHalves = Pipeline::kStartsByHalves;
 
   /// One tile of keys, in its turn. The next one is under way meanwhile.
   TILEWISE_INLINE void step(int32_t turn, int32_t tile, int32_t next, bool more, bool masked) {
     typename Shared::Stage& stage = stage_of(turn);
     pipeline_.wait(stage, stage_of(turn + 1), next);
-    if (!kLateStart && more) pipeline_.start(stage_of(turn + 1), next);
+    if (!kLateStart && !kByHalves && more) pipeline_.start(stage_of(turn + 1), next);
     if (C.idle_waves && queries_.first_row + wave_row_ >= queries_.total_rows) {
       if (kLateStart && more) pipeline_.start(stage_of(turn + 1), next);
       return;
     }
 
-    const int32_t first_key = tile * C.block_n;
+    const auto keys = pipeline_.keys_of_columns(stage, tile);
     Scores S;
     S.clear();
-    mma_ABt(S, Q(), stage.k);  // S = Q K^T
+    mma_ABt(S, Q(), pipeline_.keys(stage));  // S = Q K^T
+    if constexpr (kByHalves) {
+      keep_order<Machine>();
+      pipeline_.start_keys();
+    }
     pipeline_.scale_scores(S, stage);
-    score_mod<C>(S, p_, row_scores_, band_, first_key, masked);  // scale, softcap, bias, functions, mask
-    softmax_.update(S, O_, scale());                             // S holds P now, O is rescaled
-    if constexpr (C.dropout) apply_dropout<false>(S, p_.score, seed_, row_scores_, first_key);
+    score_mod<C>(S, p_, row_scores_, band_, keys, masked);  // scale, softcap, bias, functions, mask
+    softmax_.update(S, O_, scale());                        // S holds P now, O is rescaled
+    if constexpr (C.dropout) apply_dropout<false>(S, p_.score, seed_, row_scores_, keys);
     pipeline_.scale_weights(S, stage);
     const auto P = to_operand<C.v_type>(S);
-    if (kLateStart && more) pipeline_.start(stage_of(turn + 1), next);
-    mma_AB(O_, P, stage.v);  // O += P V
+    if (kLateStart && !kByHalves && more) pipeline_.start(stage_of(turn + 1), next);
+    mma_AB(O_, P, pipeline_.values(stage));  // O += P V
+    if constexpr (kByHalves) {
+      keep_order<Machine>();
+      pipeline_.start_values();
+    }
     if constexpr (Pipeline::kTwoTerms) {
       Machine::wave_sync();  // V is read again: what is left of the scores has no registers to spare for it
       keep_rounding_errors<C.v_type>(S);
@@ -321,7 +326,7 @@ class Forward {
       if constexpr (C.dropout) factor[slot] *= p_.score.dropout_scale;
       if (row < queries_.total_rows && owns_row(slot) && columns_.first() == 0) store_lse(row, lse);
     }
-    pipeline_.scale_out(O_);
+    pipeline_.finish_out(O_);
     O_.scale_or_clear_rows(factor);
     if constexpr (Out::kJoinsColumns) Ops::join_columns(O_);
     if (!is_whole()) {

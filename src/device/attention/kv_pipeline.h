@@ -2,19 +2,11 @@
 #pragma once
 
 #include "device/attention/block_queries.h"
-#include "device/attention/config.h"
-#include "device/attention/tensor_rows.h"
+#include "device/attention/selected_keys.h"
 #include "device/tile/direct_loader.h"
 #include "device/tile/steady_loader.h"
 
 namespace tilewise::device {
-
-/// One tile on its way or being computed on. The uses are TileUse bits.
-template <class Ops, auto C, int kKUse, int kVUse>
-struct KvStage {
-  StreamTile<C.k_type, C.block_n, C.head_dim, kKUse, Ops::kTransposedCopies> k;
-  StreamTile<C.v_type, C.block_n, C.head_dim_v, kVUse, Ops::kTransposedCopies> v;
-};
 
 /// Tile t passes through stage t % C.stages.
 template <class Ops, auto C, class Stage>
@@ -59,13 +51,53 @@ class KvPipeline {
   template <class Scores>
   TILEWISE_INLINE void scale_weights(Scores&, const Stage&) const {}
   template <class Out>
-  TILEWISE_INLINE void scale_out(Out&) const {}
+  TILEWISE_INLINE void finish_out(Out&) const {}
+
+  TILEWISE_INLINE static int32_t keys_of_columns(const Stage&, int32_t tile) { return tile * C.block_n; }
+
+  static constexpr bool kStartsByHalves = false;
+  TILEWISE_INLINE static const auto& keys(const Stage& stage) { return stage.k; }
+  TILEWISE_INLINE static const auto& values(const Stage& stage) { return stage.v; }
 
  private:
   RowSource<C.k_type> k_;
   RowSource<C.v_type> v_;
   TileLoader<Ops, C, decltype(Stage::k), has_few_registers<Ops>(C)> k_loader_;
   TileLoader<Ops, C, decltype(Stage::v), has_few_registers<Ops>(C)> v_loader_;
+};
+
+/// The same where tiles are asked for part by part, in any places of a loop.
+template <class Ops, auto C, class Stage>
+class SteadyKvPipeline {
+  using Machine = typename Ops::Machine;
+  using Loaders = SteadyPair<Ops, C, decltype(Stage::k), decltype(Stage::v)>;
+
+ public:
+  template <class Params>
+  TILEWISE_INLINE void open(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_k) {
+    loaders_.open(key_source<C.k_type>(p.k, sequence, batch, head_k, p.shape.head_dim),
+                  key_source<C.v_type>(p.v, sequence, batch, head_k, p.shape.head_dim_v));
+  }
+
+  /// The first tile.
+  TILEWISE_INLINE void start(Stage&, int32_t tile) {
+    move_to(tile);
+    loaders_.load_all();
+  }
+  /// To the tile whose parts are asked for next. After the last one that is itself, which costs less than a branch.
+  TILEWISE_INLINE void move_to(int32_t tile) { loaders_.move_to(tile * C.block_n); }
+  static constexpr int parts() { return Loaders::kParts; }
+  TILEWISE_INLINE void load_part(int part) { loaders_.load(part); }
+
+  /// As KvPipeline's.
+  TILEWISE_INLINE void wait(Stage& stage) {
+    if constexpr (C.stages == 1) Machine::barrier();
+    loaders_.store_all(stage.k, stage.v);
+    Machine::barrier();
+  }
+
+ private:
+  Loaders loaders_;
 };
 
 /// The same where tiles of values are copied straight to shared memory.
@@ -88,9 +120,11 @@ class StaggeredKvPipeline {
   static_assert(C.stages == (kWaits ? 3 : 2));
 
  public:
-  TILEWISE_INLINE explicit StaggeredKvPipeline(Stage (&stages)[C.stages]) : stages_(stages) {
-    TILEWISE_UNROLL
-    for (int i = 0; i < C.stages; ++i) place_[i] = i;
+  using Stages = StagesBySide<Stage, C.stages>;
+  TILEWISE_INLINE explicit StaggeredKvPipeline(Stages& stages) : keys_(stages.k), values_(stages.v) {
+    // Where values lie beyond an immediate's reach they have registers of their own to count from.
+    constexpr int kReach = 1 << 16;
+    if constexpr (sizeof(Stages) > kReach) values_ = not_folded<Machine>(stages.v);
   }
 
   template <class Params, class Queries>
@@ -100,60 +134,73 @@ class StaggeredKvPipeline {
     v_.open(key_source<C.v_type>(p.v, s, queries.batch, head_k, p.shape.head_dim_v));
   }
 
-  /// Of this turn's tile, and of those after it.
-  TILEWISE_INLINE Stage& stage(int later = 0) const { return stages_[place_[later]]; }
-  TILEWISE_INLINE void turn() {
-    const int first = place_[0];
-    TILEWISE_UNROLL
-    for (int i = 1; i < C.stages; ++i) place_[i - 1] = place_[i];
-    place_[C.stages - 1] = first;
-  }
+  /// Of the tile of a turn, of as many as there are stages, or of one after the last of them.
+  TILEWISE_INLINE auto& keys(int turn) const { return keys_[place_of(turn)]; }
+  TILEWISE_INLINE auto& values(int turn) const { return values_[place_of(turn)]; }
 
   /// Once it returns, every lane may read the first tile's keys.
-  TILEWISE_INLINE void begin(int32_t tile) {
+  TILEWISE_INLINE void begin(int turn, int32_t tile) {
+    const int32_t row = tile * C.block_n;
+    k_.seek(row);
     if constexpr (C.direct_keys) {
-      for_parts<Keys::kParts>([&](int part) { k_.copy(part, stage().k, tile * C.block_n); });
+      for_parts<Keys::kParts>([&](int part) { k_.copy(part, keys(turn)); });
       Machine::template wait_copies<0>();
-      for_parts<Keys::kParts>([&](int part) { k_.copy(part, stage(1).k, (tile + 1) * C.block_n); });
+      k_.copy_far(keys(turn), row);
+      k_.seek(row + C.block_n);
+      for_parts<Keys::kParts>([&](int part) { k_.copy(part, keys(turn + 1)); });
+      k_.copy_far(keys(turn + 1), row + C.block_n);
     } else {
-      for_parts<Keys::kLoads>([&](int part) { k_.load(part, tile * C.block_n); });
-      for_parts<Keys::kStores>([&](int part) { k_.store(part, stage().k); });
-      for_parts<Keys::kLoads>([&](int part) { k_.load(part, (tile + 1) * C.block_n); });
+      for_parts<Keys::kLoads>([&](int part) { k_.load(part); });
+      for_parts<Keys::kStores>([&](int part) { k_.store(part, keys(turn)); });
+      k_.copy_far(keys(turn), row);
+      k_.seek(row + C.block_n);
+      for_parts<Keys::kLoads>([&](int part) { k_.load(part); });
     }
+    v_.seek(row);
     if constexpr (C.direct_values) {
-      for_parts<Values::kParts>([&](int part) { v_.copy(part, stage().v, tile * C.block_n); });
+      for_parts<Values::kParts>([&](int part) { v_.copy(part, values(turn)); });
+      v_.copy_far(values(turn), row);
     } else {
-      for_parts<Values::kLoads>([&](int part) { v_.load(part, tile * C.block_n); });
+      for_parts<Values::kLoads>([&](int part) { v_.load(part); });
     }
+    find_first_seek();
+    is_far_ = k_.is_far() || v_.is_far();
     Machine::barrier();
   }
 
   static constexpr int parts() { return Keys::kParts + Values::kParts; }
 
-  /// One of the parts of what is done while the keys of `tile`, this turn's, are multiplied.
-  TILEWISE_INLINE void pass_on(int part, int32_t tile) {
+  /// One of the parts of what is done while the keys of `tile`, a turn's, are multiplied.
+  TILEWISE_INLINE void pass_on(int part, int turn, int32_t tile) {
+    if (part == 0) move_on(tile);
     if (part < Values::kParts) {
       if constexpr (C.direct_values) {
-        v_.copy(part, stage(1).v, (tile + 1) * C.block_n);
+        v_.copy(part, values(turn + 1));
       } else if (part < Values::kStores) {
-        v_.store(part, stage().v);
+        v_.store(part, values(turn));
       } else {
-        v_.load(part - Values::kStores, (tile + 1) * C.block_n);
+        v_.load(part - Values::kStores);
       }
       return;
     }
     part -= Values::kParts;
     if constexpr (C.direct_keys) {
-      k_.copy(part, stage(2).k, (tile + 2) * C.block_n);
+      k_.copy(part, keys(turn + 2));
     } else if (part < Keys::kStores) {
-      k_.store(part, stage(1).k);
+      k_.store(part, keys(turn + 1));
     } else {
-      k_.load(part - Keys::kStores, (tile + 2) * C.block_n);
+      k_.load(part - Keys::kStores);
     }
   }
 
   /// After all parts: what the next half of a turn reads is there, once a barrier has shown it to all.
-  TILEWISE_INLINE void finish_parts() {
+  TILEWISE_INLINE void finish_parts(int turn, int32_t tile) {
+    if (is_far_) {
+      const int32_t row = tile * C.block_n;
+      constexpr int kValuesAhead = C.direct_values ? 1 : 0, kKeysAhead = C.direct_keys ? 2 : 1;
+      v_.copy_far(values(turn + kValuesAhead), row + kValuesAhead * C.block_n);
+      k_.copy_far(keys(turn + kKeysAhead), row + kKeysAhead * C.block_n);
+    }
     static_assert(!kWaits || (Keys::kEveryWave && Values::kEveryWave), "waves wait for as many as each has asked for");
     if constexpr (kWaits) Machine::template wait_copies<Keys::kLoads + Values::kLoads>();
   }
@@ -163,14 +210,33 @@ class StaggeredKvPipeline {
   }
 
  private:
+  TILEWISE_INLINE static int place_of(int turn) { return turn < C.stages ? turn : turn - C.stages; }
+
+  /// To what is asked for in the turn of a tile. Windows move rarely: one comparison says whether either does.
+  TILEWISE_INLINE void move_on(int32_t tile) {
+    k_.step();
+    v_.step();
+    if (tile < first_seek_) return;
+    const int32_t row = uniform<Machine>(Machine::not_hoisted(tile)) * C.block_n;
+    k_.seek(row + 2 * C.block_n);
+    v_.seek(row + C.block_n);
+    find_first_seek();
+  }
+  TILEWISE_INLINE void find_first_seek() {
+    const auto last_tile = [](int32_t last_row) { return (last_row + C.block_n) / C.block_n - 1; };
+    first_seek_ = minimum(last_tile(k_.last_row()) - 1, last_tile(v_.last_row()));
+  }
+
   template <int kParts, class Do>
   TILEWISE_INLINE static void for_parts(const Do& act) {
     TILEWISE_UNROLL
     for (int part = 0; part < kParts; ++part) act(part);
   }
 
-  Stage* stages_;
-  int place_[C.stages];  // of this turn's tile, and of those after it
+  decltype(Stage::k)* keys_;
+  decltype(Stage::v)* values_;
+  int32_t first_seek_;  // the first tile in whose turn step() may not do
+  bool is_far_;
   Keys k_;
   Values v_;
 };
@@ -180,6 +246,15 @@ struct WholeRows {
   TILEWISE_INLINE explicit WholeRows(GridPlace&) {}
   TILEWISE_INLINE static constexpr int32_t first() { return 0; }
   TILEWISE_INLINE static int64_t count(const AttentionShape& shape) { return shape.head_dim_v; }
+};
+
+template <bool kSelects, class Ops, auto C, class Stage>
+struct ChooseKvPipeline {
+  using Type = KvPipeline<Ops, C, Stage>;
+};
+template <class Ops, auto C, class Stage>
+struct ChooseKvPipeline<true, Ops, C, Stage> {
+  using Type = SelectedPipeline<Ops, C, Stage>;
 };
 
 /// What a call is to the forward kernel and to combine: their parameters, its sequences, and where keys come from.
@@ -239,9 +314,10 @@ struct AttentionCall {
   template <class Ops, auto C>
   using Out = Fragment<Ops, C.rows_per_wave, C.head_dim_v>;
   template <class Ops, auto C>
-  using Stage = Choose<C.direct_values != 0, DirectKvStage<Ops, C>, KvStage<Ops, C, kByRows, kByColumns>>;
+  using Stage = Choose<C.selects != 0, SelectedStage<Ops, C>,
+                       Choose<C.direct_values != 0, DirectKvStage<Ops, C>, KvStage<Ops, C, kByRows, kByColumns>>>;
   template <class Ops, auto C, class Stage>
-  using Pipeline = KvPipeline<Ops, C, Stage>;
+  using Pipeline = typename ChooseKvPipeline<(C.selects != 0), Ops, C, Stage>::Type;
 };
 
 }  // namespace tilewise::device

@@ -44,12 +44,13 @@ struct ForwardParams {
   Tensor4 out;
   LseTensor softmax_lse;
   SinkTensor sink;
+  IndexTensor key_indices;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("grid", p.grid), visit("q", p.q), visit("k", p.k), visit("v", p.v);
     visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum), visit("score", p.score), visit("out", p.out);
-    visit("softmax_lse", p.softmax_lse), visit("sink", p.sink);
+    visit("softmax_lse", p.softmax_lse), visit("sink", p.sink), visit("key_indices", p.key_indices);
   }
 };
 
@@ -61,31 +62,41 @@ struct ScoreTable {
   const void* data;
   int64_t strides[4];  // in elements; 0 of dimensions that it has not
   int32_t sizes[4];    // 1 of those
-  int32_t element_bytes, unused;
+  int32_t element_bytes;
+  int32_t of_blocks;  // 1: states of a block mask's blocks, in the workspace
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("data", p.data), visit("strides", p.strides), visit("sizes", p.sizes);
-    visit("element_bytes", p.element_bytes), visit("unused", p.unused);
+    visit("element_bytes", p.element_bytes), visit("of_blocks", p.of_blocks);
   }
 };
 
 /// What mask_mod leaves of a tile of queries and keys.
 enum TileClass : uint8_t { kTileHidden = 0, kTileMixed = 1, kTileSeen = 2 };
 
-/// The class of each tile; data null: none is known.
+/// What rows of TileClasses are of, and what they hold.
+enum TileRows : int32_t {
+  kQueryTiles = 0,      // own rows are queries, and each streamed tile has a class
+  kKeyTiles = 1,        // own rows are keys, likewise
+  kListedKeyTiles = 2,  // own rows are queries; what Hopper's tile_lists makes of their classes
+  kQueryTileRanges = 3  // own rows are keys, likewise
+};
+
+/// The class of each tile, of the first part of its own rows in the lowest two bits, of the next one in those above;
+/// data null: none is known.
 template <class Byte>
 struct TileClasses {
-  Byte* data;            // [entries of the batch, or 1; tiles of own rows, tiles of streamed ones]
+  Byte* data;            // [entries of the batch, or 1; tiles of own rows, bytes of a row]
   int64_t batch_stride;  // 0 where mask_mod is the same for all entries
   int64_t bytes;         // of all
-  int32_t streamed;      // tiles of a row
-  int32_t keys_own;      // rows are tiles of keys, else of queries
+  int32_t streamed;      // bytes of a row: as many as it meets tiles
+  int32_t rows;          // TileRows
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("data", p.data), visit("batch_stride", p.batch_stride), visit("bytes", p.bytes);
-    visit("streamed", p.streamed), visit("keys_own", p.keys_own);
+    visit("streamed", p.streamed), visit("rows", p.rows);
   }
 };
 
@@ -93,13 +104,32 @@ struct TileClasses {
 /// tensors that functions look up.
 template <class Params>
 struct WithTables : Params {
-  TileClasses<const uint8_t> tiles;
+  TileClasses<const uint8_t> tile_classes;
   ScoreTable tables[kMostTables];
 
   template <class Self, class Visit>
   static constexpr void for_each_field(Self& p, const Visit& visit) {
     Params::for_each_field(p, visit);
-    visit("tiles", p.tiles), visit("tables", p.tables);
+    visit("tile_classes", p.tile_classes), visit("tables", p.tables);
+  }
+};
+
+/// Lists of a block mask, of blocks that get one state.
+struct BlockStatesParams {
+  const int32_t* counts;   // [batch, heads, rows]
+  const int32_t* indices;  // [batch, heads, rows, columns]
+  int64_t count_strides[3], index_strides[4];
+  uint8_t* states;  // [batch, heads, rows, columns], which another launch has cleared
+  int32_t batch, heads, rows, columns;
+  int32_t state;
+  int32_t tensor;  // the first of the call's tensors, for the host
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("counts", p.counts), visit("indices", p.indices), visit("count_strides", p.count_strides);
+    visit("index_strides", p.index_strides), visit("states", p.states), visit("batch", p.batch);
+    visit("heads", p.heads), visit("rows", p.rows), visit("columns", p.columns), visit("state", p.state);
+    visit("tensor", p.tensor);
   }
 };
 
@@ -261,6 +291,42 @@ struct BwdDbiasParams {
     visit("shape", p.shape), visit("score", p.score), visit("q", p.q), visit("k", p.k), visit("v", p.v);
     visit("dout", p.dout), visit("softmax_lse", p.softmax_lse), visit("delta", p.delta), visit("dbias", p.dbias);
     visit("dbias_shape", p.dbias_shape);
+  }
+};
+
+struct BwdDtableParams {
+  AttentionShape shape;
+  ScoreParams score;
+  Tensor4 q, k, v, dout;
+  LseTensor softmax_lse;
+  const float* delta;  // [batch_size, num_heads_q, seqlen_q]
+  TileGrid grid;
+  float* sums;  // of the table's elements, row-major
+  int64_t sums_size;
+  int32_t table, unused;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("score", p.score), visit("q", p.q), visit("k", p.k), visit("v", p.v);
+    visit("dout", p.dout), visit("softmax_lse", p.softmax_lse), visit("delta", p.delta), visit("grid", p.grid);
+    visit("sums", p.sums), visit("sums_size", p.sums_size), visit("table", p.table), visit("unused", p.unused);
+  }
+};
+
+struct BwdTableSumsParams {
+  AttentionShape shape;
+  float* sums;  // as BwdDtableParams has them
+  int64_t sums_size;
+  void* to;            // the gradient; null where sums are cleared
+  int64_t strides[4];  // as ScoreTable has them
+  int32_t sizes[4];
+  int32_t table, element_bytes, blocks, unused;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("sums", p.sums), visit("sums_size", p.sums_size), visit("to", p.to);
+    visit("strides", p.strides), visit("sizes", p.sizes), visit("table", p.table);
+    visit("element_bytes", p.element_bytes), visit("blocks", p.blocks), visit("unused", p.unused);
   }
 };
 

@@ -5,7 +5,7 @@
 #include "device/attention/block_keys.h"
 #include "device/attention/bwd_scores.h"
 #include "device/attention/config.h"
-#include "device/tile/loader.h"
+#include "device/tile/steady_loader.h"
 
 namespace tilewise::device {
 
@@ -27,10 +27,16 @@ struct QDoStage {
   }
 };
 
-/// Tiles pass through C.stages stages in turn.
-template <class Ops, auto C, class Stage>
+/// Tiles pass through C.stages stages in turn. kByParts: whoever visits a tile asks for the next one, part by part.
+template <class Ops, auto C, class Stage, bool kByParts = false>
 class QDoPipeline {
   using Machine = typename Ops::Machine;
+  using QTile = decltype(Stage::q);
+  using DoTile = decltype(Stage::dout);
+  struct Loaders {
+    TileLoader<Ops, C, QTile, has_few_registers<Ops>(C)> q;
+    TileLoader<Ops, C, DoTile, has_few_registers<Ops>(C)> dout;
+  };
   static_assert(C.waves * Machine::kLanes >= C.block_m, "a thread loads the statistics of one query");
 
  public:
@@ -53,33 +59,71 @@ class QDoPipeline {
       return;
     }
     int32_t turn = at.step;
-    start(stages[turn % C.stages], keys, at);
+    if constexpr (kByParts) {
+      open(keys, at);
+      ask_for(keys, at);
+      loaders_.load_all();
+    } else {
+      start(stages[turn % C.stages], keys, at);
+    }
     for (; at.step < end; ++turn) {
       const QueryPosition next = first_seen(at.next(tiles));
       Stage& stage = stages[turn % C.stages];
       wait(stage);
-      if (kAhead && next.step < end) start(stages[(turn + 1) % C.stages], keys, next);
+      if constexpr (kByParts) {
+        // After the last tile that one again, which costs less than a branch.
+        QueryPosition asked = at;
+        if (next.step < end) asked = next;
+        if (asked.head != at.head) open(keys, asked);
+        ask_for(keys, asked);
+      } else if (kAhead && next.step < end) {
+        start(stages[(turn + 1) % C.stages], keys, next);
+      }
       visit(stage, at, (C.ranged && !tiles.is_full(at.tile)) || seen.hides_of(at.tile));
-      if (!kAhead && next.step < end) {
-        Machine::barrier();  // the tile was read by all
-        start(stage, keys, next);
+      if constexpr (!kAhead) {
+        if (next.step < end) {
+          Machine::barrier();  // the tile was read by all
+          start(stage, keys, next);
+        }
       }
       at = next;
     }
   }
 
+  /// Of the next tile: all of them in each visit, of the last tile too, in any places.
+  static constexpr int parts() { return SteadyPair<Ops, C, QTile, DoTile>::kParts; }
+  TILEWISE_INLINE void load_part(int part) { loaders_.load(part); }
+
  private:
+  template <class Keys>
+  TILEWISE_INLINE void ask_for(const Keys& keys, const QueryPosition& at) {
+    loaders_.move_to(at.tile * C.block_m);
+    load_statistics(keys, at);
+  }
+  template <class Keys>
+  TILEWISE_INLINE void open(const Keys& keys, const QueryPosition& at) {
+    const auto& p = keys.p;
+    const int64_t batch = keys.place.batch;
+    loaders_.open(query_source<C.q_type>(p.q, keys.sequence, batch, at.head, p.shape.head_dim),
+                  query_source<C.out_type>(p.dout, keys.sequence, batch, at.head, p.shape.head_dim_v));
+  }
+
   template <class Keys>
   TILEWISE_INLINE void start(Stage& stage, const Keys& keys, const QueryPosition& at) {
     const int32_t first = at.tile * C.block_m;
     const auto& p = keys.p;
     const int64_t batch = keys.place.batch;
-    q_loader_.start(stage.q, query_source<C.q_type>(p.q, keys.sequence, batch, at.head, p.shape.head_dim), first);
-    dout_loader_.start(stage.dout, query_source<C.out_type>(p.dout, keys.sequence, batch, at.head, p.shape.head_dim_v),
-                       first);
+    loaders_.q.start(stage.q, query_source<C.q_type>(p.q, keys.sequence, batch, at.head, p.shape.head_dim), first);
+    loaders_.dout.start(stage.dout, query_source<C.out_type>(p.dout, keys.sequence, batch, at.head, p.shape.head_dim_v),
+                        first);
+    load_statistics(keys, at);
+  }
+  template <class Keys>
+  TILEWISE_INLINE void load_statistics(const Keys& keys, const QueryPosition& at) {
     const int thread = Machine::thread();
     if (thread < C.block_m) {
-      statistics_ = load_statistics<Machine>(p, keys.sequence, batch, at.head, first + thread);
+      statistics_ = load_plain_statistics<Machine>(keys.p, keys.sequence, keys.place.batch, at.head,
+                                                   at.tile * C.block_m + thread);
     }
   }
 
@@ -87,19 +131,23 @@ class QDoPipeline {
   TILEWISE_INLINE void wait(Stage& stage) {
     if constexpr (C.stages == 1) Machine::barrier();  // the last tile was read by all
     Ops::finish_copies();
-    q_loader_.finish(stage.q);
-    dout_loader_.finish(stage.dout);
+    if constexpr (kByParts) {
+      loaders_.store_all(stage.q, stage.dout);
+    } else {
+      loaders_.q.finish(stage.q);
+      loaders_.dout.finish(stage.dout);
+    }
     const int thread = Machine::thread();
     if (thread < C.block_m) {
       TwoStatistics& two = stage.statistics[thread / 2];
-      Machine::store_shared(&two.lse[thread % 2], statistics_.lse);
-      Machine::store_shared(&two.delta[thread % 2], statistics_.delta);
+      const QueryStatistics of_query = usable<Machine>(statistics_);
+      Machine::store_shared(&two.lse[thread % 2], of_query.lse);
+      Machine::store_shared(&two.delta[thread % 2], of_query.delta);
     }
     Machine::barrier();
   }
 
-  TileLoader<Ops, C, decltype(Stage::q), has_few_registers<Ops>(C)> q_loader_;
-  TileLoader<Ops, C, decltype(Stage::dout), has_few_registers<Ops>(C)> dout_loader_;
+  Choose<kByParts, SteadyPair<Ops, C, QTile, DoTile>, Loaders> loaders_;
   QueryStatistics statistics_;
 };
 

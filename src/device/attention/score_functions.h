@@ -1,8 +1,11 @@
 // What the source of a problem's score_mod and mask_mod is written in: look-ups, and what operators do to floats. The
 // host writes it (expression::device_source) into a struct that a kernel's config names:
-//   score<Machine>(tables, score, b, h, q_idx, kv_idx), where kModifies; slope(), its derivative, in backward passes
+//   score<Machine>(tables, score, b, h, q_idx, kv_idx), where kModifies; slope(), its derivative, in backward passes,
+//   and kSloped: whether that is not 1
 //   sees<Machine>(tables, b, h, q_idx, kv_idx), where kHides
-// kSkips: mask_tiles ran before, and kernels go by what it found.
+// Places are int32_t, or become one (ColumnPlace).
+// kSkips: mask_tiles ran before, and kernels go by what it found. kAtPositions: q_idx is the key that the query stands
+// at.
 #pragma once
 
 #include "device/attention/params.h"
@@ -16,25 +19,12 @@
 namespace tilewise::device {
 
 struct TabledFunctions {
-  static constexpr bool kModifies = false, kHides = false, kSkips = false;
+  static constexpr bool kModifies = false, kSloped = false, kHides = false, kSkips = false, kAtPositions = false;
   template <class Params>
   using ParamsOf = WithTables<Params>;
 };
 
 inline constexpr float kNotANumber = __builtin_bit_cast(float, 0x7FC00000u);
-
-enum TableElement : int {
-  kTableF32,
-  kTableBf16,
-  kTableF16,
-  kTableF64,
-  kTableE4m3,
-  kTableE5m2,
-  kTableBool,
-  kTableU8,
-  kTableI32,
-  kTableI64
-};
 
 /// An element as it lies in memory, and what a look-up gives.
 template <int kElement>
@@ -78,13 +68,16 @@ struct TableTraits<kTableI32> : NumberTable<int32_t> {};
 template <>
 struct TableTraits<kTableI64> : NumberTable<int64_t> {};
 
-/// Numbers below 0 count as large ones.
-TILEWISE_INLINE bool is_below(int32_t index, int32_t size) {
-  return static_cast<uint32_t>(index) < static_cast<uint32_t>(size);
+/// An index where it is inside a dimension, else the last one. Numbers below 0 count as large ones. One instruction,
+/// and no choice between addresses, which take two registers each.
+TILEWISE_INLINE uint32_t place_within(int32_t index, int32_t size) {
+  return minimum(static_cast<uint32_t>(index), static_cast<uint32_t>(size - 1));
 }
-TILEWISE_INLINE bool is_below(int64_t index, int32_t size) {
-  return static_cast<uint64_t>(index) < static_cast<uint64_t>(size);
+TILEWISE_INLINE uint32_t place_within(int64_t index, int32_t size) {
+  return static_cast<uint32_t>(minimum(static_cast<uint64_t>(index), static_cast<uint64_t>(size - 1)));
 }
+TILEWISE_INLINE bool is_place(int32_t index, uint32_t place) { return static_cast<uint32_t>(index) == place; }
+TILEWISE_INLINE bool is_place(int64_t index, uint32_t place) { return static_cast<uint64_t>(index) == place; }
 
 /// The element of a table that is not empty; 0 where an index is outside it. Something is read then, too: without a
 /// branch the reads of a tile stand side by side, and equal ones become one.
@@ -96,15 +89,19 @@ TILEWISE_INLINE auto look_up(const ScoreTable& table, Indices... indices) {
   uint64_t offset = 0;
   int dimension = 0;
   const auto add = [&](auto index) {
-    inside = inside & is_below(index, table.sizes[dimension]);
-    offset += static_cast<uint64_t>(index) * static_cast<uint64_t>(table.strides[dimension]);
+    const uint32_t place = place_within(index, table.sizes[dimension]);
+    inside = inside & is_place(index, place);
+    offset += place * static_cast<uint64_t>(table.strides[dimension]);
     ++dimension;
   };
   (add(indices), ...);
-  const auto at = static_cast<int64_t>(inside ? offset : 0);
+  const auto at = static_cast<int64_t>(offset);
   const auto value = Traits::value(Machine::load_global(static_cast<const Bits*>(table.data) + at));
   return inside ? value : decltype(Traits::value(Bits{})){};
 }
+
+/// Of a place, where floats hold it.
+TILEWISE_INLINE float real_of(int32_t place) { return static_cast<float>(place); }
 
 TILEWISE_INLINE float nearest_integer(float x) {
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)

@@ -41,7 +41,7 @@ struct RowScore {
   int64_t bias;  // offset of its bias at key 0 (left padding included)
 };
 
-/// And where functions ask for its sequence and head.
+/// And where functions ask for its sequence and head. `query` is their q_idx.
 struct FunctionRow : RowScore {
   int32_t batch, head;
 };
@@ -59,6 +59,7 @@ TILEWISE_INLINE RowOf<C> row_score(const ScoreParams& p, int64_t num_heads_q, co
   if constexpr (IsSame<RowOf<C>, FunctionRow>::value) {
     row.batch = static_cast<int32_t>(batch);
     row.head = static_cast<int32_t>(head);
+    if constexpr (FunctionsOf<C>::kAtPositions) row.query = row.diagonal;
   }
   row.batch_head = static_cast<uint32_t>(batch * num_heads_q + head);
   if constexpr (C.alibi) row.slope = p.alibi_slopes[batch * p.alibi_batch_stride + head * p.alibi_head_stride];
@@ -160,28 +161,42 @@ TILEWISE_INLINE bool sees_key(const Params& params, const VisibleBand& band, con
   return seen;
 }
 
-template <auto C, bool kMasked, class Scores, class Params>
+/// The keys of a tile's columns where they are selected: in shared memory.
+template <class Machine>
+struct SelectedColumns {
+  const int32_t* keys;
+};
+
+/// The key of a tile's column; of a number, where keys follow the tile's first one.
+TILEWISE_INLINE int32_t key_at(int32_t first_key, int col) { return first_key + col; }
+template <class Machine>
+TILEWISE_INLINE int32_t key_at(const SelectedColumns<Machine>& columns, int col) {
+  return Machine::template load_shared<int32_t>(columns.keys + col);
+}
+
+template <auto C, bool kMasked, class Scores, class Params, class Keys>
 TILEWISE_INLINE void modify_scores(Scores& S, const Params& params, const RowOf<C> (&rows)[Scores::kSlots],
-                                   const VisibleBand& band, int32_t first_key) {
+                                   const VisibleBand& band, const Keys& keys) {
   using Machine = typename Scores::Ops::Machine;
   if constexpr (C.plain_scale && !kMasked) return;
   // Masked tiles are few: their columns must not live through the other tiles' loop.
   const int lane = kMasked ? Machine::not_hoisted(Machine::lane()) : Machine::lane();
   S.for_each(lane, [&](int slot, int col, auto&& x) {
-    [[maybe_unused]] const int32_t key = first_key + col;
+    [[maybe_unused]] const int32_t key = key_at(keys, col);
     if constexpr (!C.plain_scale) x = full_score<Machine, C, false>(params, rows[slot], band.seqlen_k, key, x);
     if constexpr (kMasked) x = sees_key<Machine, C>(params, band, rows[slot], key) ? x : -kInfinity;
   });
 }
 
-/// Applies the options that C names and, in a masked tile, hides what a row does not see.
-template <auto C, class Scores, class Params>
+/// Applies the options that C names and, in a masked tile, hides what a row does not see. `keys`: of the tile's
+/// columns, by key_at().
+template <auto C, class Scores, class Params, class Keys>
 TILEWISE_INLINE void score_mod(Scores& S, const Params& params, const RowOf<C> (&rows)[Scores::kSlots],
-                               const VisibleBand& band, int32_t first_key, bool masked) {
+                               const VisibleBand& band, const Keys& keys, bool masked) {
   if (masked) {
-    modify_scores<C, true>(S, params, rows, band, first_key);
+    modify_scores<C, true>(S, params, rows, band, keys);
   } else {
-    modify_scores<C, false>(S, params, rows, band, first_key);
+    modify_scores<C, false>(S, params, rows, band, keys);
   }
 }
 

@@ -7,13 +7,16 @@
 
 namespace tilewise::device {
 
-/// Heads that are packed have tiles of their own, of which nothing is known.
+/// Heads that are packed have tiles of their own, of which nothing is known but in the KV cache step.
 template <auto C>
 constexpr bool skips_tiles() {
-  if constexpr (requires { C.pack_gqa; }) {
-    return FunctionsOf<C>::kSkips && !C.pack_gqa;
+  using Functions = FunctionsOf<C>;
+  if constexpr (!Functions::kSkips) {
+    return false;
+  } else if constexpr (requires { C.pack_gqa; }) {
+    return !C.pack_gqa || Functions::kAtPositions;
   } else {
-    return FunctionsOf<C>::kSkips;
+    return true;
   }
 }
 
@@ -24,7 +27,7 @@ class SeenTiles {
   template <class Params>
   TILEWISE_INLINE SeenTiles(const Params& p, int64_t batch, int64_t own_tile) {
     if constexpr (skips_tiles<C>()) {
-      classes_ = p.tiles.data + batch * p.tiles.batch_stride + own_tile * p.tiles.streamed;
+      classes_ = p.tile_classes.data + batch * p.tile_classes.batch_stride + own_tile * p.tile_classes.streamed;
     }
   }
 

@@ -72,6 +72,7 @@ struct AttendedRows : AttentionShape, ScoreParams {
   Tensor4 q, k, v, out;
   LseTensor softmax_lse;  // data null where the forward pass is not asked for it
   SinkTensor sink;
+  IndexTensor key_indices;
 };
 
 /// A whole call, forward or backward: what CPU kernels take, and what those of GPUs are given their parameters from.
@@ -86,7 +87,10 @@ struct AttentionParams : AttendedRows {
   SinkTensor dsink;
   int32_t deterministic, batch_invariant;
 
-  const TensorView* tables;  // of score_mod and mask_mod, as many as the problem has; in memory of the host
+  const TensorView* tables;   // of score_mod and mask_mod, as many as the problem has; in memory of the host
+  const TensorView* dtables;  // their gradients, of each that is wanted
+
+  const TensorView* block_mask;  // AttentionOptions::block_mask, as many as the problem has; in memory of the host
 };
 
 }  // namespace tilewise::device

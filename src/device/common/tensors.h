@@ -69,6 +69,24 @@ struct SinkTensor {
   }
 };
 
+/// Places of selected keys, int32 [batch, seq, head, index] with contiguous indices. Packed: as Tensor4 has it. A
+/// head's stride is 0 where all key heads have the same. data null: every key is selected.
+struct IndexTensor {
+  const int32_t* data;
+  int64_t batch_stride, seq_stride, head_stride, count;
+
+  /// The `count` indices of a query, by its row in memory, and a key head.
+  constexpr const int32_t* row(int64_t batch, int64_t seq, int64_t head_k) const {
+    return data + batch * batch_stride + seq * seq_stride + head_k * head_stride;
+  }
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("batch_stride", p.batch_stride), visit("seq_stride", p.seq_stride);
+    visit("head_stride", p.head_stride), visit("count", p.count);
+  }
+};
+
 /// fp32 factors of a tensor in fp8, [batch, entry] by strides that are 0 where all share one; `heads` consecutive heads
 /// of the tensor share an entry. data null: `value` is everybody's.
 struct HeadScales {

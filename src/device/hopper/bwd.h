@@ -17,15 +17,15 @@
 
 namespace tilewise::device {
 
-template <Sm90TileOps Ops, HopperBwdConfig C>
+template <Sm90TileOps Ops, auto C>
 class HopperBwd {
   using Machine = typename Ops::Machine;
 
  public:
-  using Params = HopperBwdParams;
+  using Params = BwdParamsOf<C>;
   using Shared = HopperBwdShared<Machine, C>;
 
-  TILEWISE_INLINE static void run(const HopperBwdParams& params, Shared& shared) {
+  TILEWISE_INLINE static void run(const BwdParamsOf<C>& params, Shared& shared) {
     if (Machine::thread() == 0) {
       shared.init_barriers();
       Machine::prefetch_map(params.k_map), Machine::prefetch_map(params.v_map);
@@ -48,7 +48,7 @@ class HopperBwd {
   static constexpr auto kThreads = static_cast<uint32_t>(kWarpgroupThreads);
   using Items = Choose<C.loader_schedules(), BwdScheduler<Machine, C>, BwdItems<Machine, C>>;
 
-  TILEWISE_INLINE static void run_pair(const HopperBwdParams& params, Shared& shared, int thread) {
+  TILEWISE_INLINE static void run_pair(const BwdParamsOf<C>& params, Shared& shared, int thread) {
     const Items items(params, shared);
     // Anew for each tile of keys, lest what is found of it lives in registers through all of them.
     const auto own = [&] { return C.persistent ? Machine::not_hoisted(thread) : thread; };
@@ -81,7 +81,7 @@ class HopperBwd {
 
   /// By a warpgroup that does nothing else, but for its first warp, which loads tiles unless there are couriers.
   template <class Own>
-  TILEWISE_INLINE static void multiply_dq(const HopperBwdParams& params, Shared& shared, const Items& items, int thread,
+  TILEWISE_INLINE static void multiply_dq(const BwdParamsOf<C>& params, Shared& shared, const Items& items, int thread,
                                           const Own& own) {
     if constexpr (C.draws_first() && !C.couriers()) {
       if (thread < Machine::kLanes) items.publish_first(thread == 0);
@@ -98,7 +98,7 @@ class HopperBwd {
     if constexpr (!C.couriers()) wait_for_late_preprocess();
   }
 
-  TILEWISE_INLINE static void run_wide(const HopperBwdParams& params, Shared& shared, int thread) {
+  TILEWISE_INLINE static void run_wide(const BwdParamsOf<C>& params, Shared& shared, int thread) {
     const Items items(params, shared);
     const auto own = [&] { return C.persistent ? Machine::not_hoisted(thread) : thread; };
     const auto block_thread = static_cast<uint32_t>(Machine::thread());
@@ -130,7 +130,7 @@ class HopperBwd {
   }
 
   template <BwdRole kRole, class Own>
-  TILEWISE_INLINE static void run_wide_role(const HopperBwdParams& params, Shared& shared, const Items& items,
+  TILEWISE_INLINE static void run_wide_role(const BwdParamsOf<C>& params, Shared& shared, const Items& items,
                                             const Own& own) {
     using Wide = BwdWide<Ops, C, kRole>;
     visit_with_sums<typename Wide::Sums>(items, [&](const BwdWork& work, BwdRun& run, typename Wide::Sums& sums) {
@@ -153,7 +153,7 @@ class HopperBwd {
   }
 
   /// Of the warpgroup that does nothing else a warp loads tiles, others are couriers, and one may tell of turns.
-  TILEWISE_INLINE static void load_and_carry(const HopperBwdParams& params, Shared& shared, const Items& items,
+  TILEWISE_INLINE static void load_and_carry(const BwdParamsOf<C>& params, Shared& shared, const Items& items,
                                              int thread) {
     static_assert(C.kCouriers + 1 < kWarpgroupThreads / Machine::kLanes);
     const int32_t warp = uniform<Machine>(thread / Machine::kLanes);
@@ -172,7 +172,7 @@ class HopperBwd {
           [&](const BwdWork& work, const BwdRun& run) { tell_of_group<Machine, C>(params, shared, work, run.seen); });
     }
   }
-  TILEWISE_INLINE static void load_wide(const HopperBwdParams& params, Shared& shared, const Items& items, int thread) {
+  TILEWISE_INLINE static void load_wide(const BwdParamsOf<C>& params, Shared& shared, const Items& items, int thread) {
     if constexpr (C.dropout) {
       items.visit_all([&](const BwdWork& work, BwdRun& run) {
         BwdLoader<Machine, C> loader(params, shared, work, run, thread == 0);
@@ -183,8 +183,7 @@ class HopperBwd {
       load_alone(params, shared, items, thread == 0);
     }
   }
-  TILEWISE_INLINE static void load_alone(const HopperBwdParams& params, Shared& shared, const Items& items,
-                                         bool leads) {
+  TILEWISE_INLINE static void load_alone(const BwdParamsOf<C>& params, Shared& shared, const Items& items, bool leads) {
     if constexpr (C.persistent) items.publish_first(leads);
     items.visit_all([&](const BwdWork& work, BwdRun& run) {
       BwdLoader<Machine, C> loader(params, shared, work, run, leads);

@@ -9,7 +9,7 @@
 namespace tilewise::device {
 
 /// Loads of each score's own, for a lane's two keys.
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 class LoadedBwdBias {
  public:
   /// Of a tile of queries. Its stride is the tensor's, so that each score has an address of its own.
@@ -43,7 +43,7 @@ class LoadedBwdBias {
   TILEWISE_INLINE void enter_head(const ScoreParams& p) { head_ += p.bias.head_stride; }
 
   template <class NoTile>
-  TILEWISE_INLINE OfTile of_tile(const HopperBwdParams& p, int32_t tile, NoTile&) const {
+  TILEWISE_INLINE OfTile of_tile(const BwdParamsOf<C>& p, int32_t tile, NoTile&) const {
     const BiasTensor& bias = p.score.bias;
     const auto of_key = [&](int slot) { return head_ + int64_t{key_[slot]} * bias.key_stride; };
     return {p.score, {of_key(0), of_key(1)}, tile * C.block_m + column_, last_};
@@ -55,7 +55,7 @@ class LoadedBwdBias {
 };
 
 /// From a tile of shared memory, whose rows are queries.
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 class BoxedBwdBias {
   using Tile = BwdBiasTile<C>;
   static constexpr bool kOfHalves = C.bias_type == kBiasBf16 || C.bias_type == kBiasF16;
@@ -88,7 +88,7 @@ class BoxedBwdBias {
 
   TILEWISE_INLINE void begin(const ScoreParams&, const BwdWork&, int row, int lane) { row_ = row, lane_ = lane; }
   TILEWISE_INLINE void enter_head(const ScoreParams&) {}
-  TILEWISE_INLINE OfTile of_tile(const HopperBwdParams& p, int32_t, Tile& tile) const {
+  TILEWISE_INLINE OfTile of_tile(const BwdParamsOf<C>& p, int32_t, Tile& tile) const {
     return {tile, p.bias_places.query, row_, lane_, {}};
   }
 
@@ -103,7 +103,7 @@ struct NoBwdBias {
   }
 };
 
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 using BwdBias = Choose<C.bias_type == kBiasNone, NoBwdBias,
                        Choose<(C.bias_boxes != 0), BoxedBwdBias<Machine, C>, LoadedBwdBias<Machine, C>>>;
 

@@ -14,7 +14,7 @@ struct CourierPlace {
   int32_t courier;
   uint32_t parity;
 };
-template <HopperBwdConfig C>
+template <auto C>
 TILEWISE_INLINE CourierPlace courier_place(const BwdRun& run, int32_t step) {
   const uint32_t count = run.steps + static_cast<uint32_t>(step);
   return {static_cast<int32_t>(count % C.kCouriers), count / C.kCouriers % 2};
@@ -22,7 +22,7 @@ TILEWISE_INLINE CourierPlace courier_place(const BwdRun& run, int32_t step) {
 
 /// The rows of queries whose sums a warp has of a step's tile, counted from the sequence's first one. Those of a packed
 /// sequence's end don't leave in a box, which would write on into the next one.
-template <HopperBwdConfig C>
+template <auto C>
 struct BwdDqRowsOfWarp {
   int32_t first;
   bool whole;
@@ -32,7 +32,7 @@ struct BwdDqRowsOfWarp {
 };
 
 /// The warpgroup that multiplies, and leaves the sums of each part where couriers find them.
-template <class Ops, HopperBwdConfig C>
+template <class Ops, auto C>
 class BwdDqStaged : BwdDqProducts<Ops, C> {
   using Base = BwdDqProducts<Ops, C>;
   using Base::p_, Base::shared_, Base::work_, Base::lane_, Base::warp_, Base::score_place_;
@@ -40,7 +40,7 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
   using typename Base::Machine, typename Base::Shared, typename Base::Parts;
 
  public:
-  TILEWISE_INLINE BwdDqStaged(const HopperBwdParams& params, Shared& shared, const BwdWork& work, BwdRun& run,
+  TILEWISE_INLINE BwdDqStaged(const BwdParamsOf<C>& params, Shared& shared, const BwdWork& work, BwdRun& run,
                               int thread)
       : Base(params, shared, work, run, thread), run_(run), place_(ring_place<Parts::kStaged>(run.steps * kParts)) {}
 
@@ -180,14 +180,14 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
 
 /// A warp that takes the sums of every kCouriers-th tile. To see that its turn has come takes 1,000 cycles, and 1,200
 /// to hand it on, until the sums have arrived.
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 class BwdCourier {
   using Shared = HopperBwdShared<Machine, C>;
   using Parts = DqParts<C>;
   using DqRows = BwdDqRowsOfWarp<C>;
 
  public:
-  TILEWISE_INLINE BwdCourier(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
+  TILEWISE_INLINE BwdCourier(const BwdParamsOf<C>& params, Shared& shared, const BwdWork& work, const BwdRun& run,
                              int32_t index)
       : p_(params), shared_(shared), work_(work), run_(run), index_(index), turns_(params, work, 0) {}
 
@@ -282,7 +282,7 @@ class BwdCourier {
     Machine::commit_stores();
   }
 
-  const HopperBwdParams& p_;
+  const BwdParamsOf<C>& p_;
   Shared& shared_;
   const BwdWork& work_;
   const BwdRun& run_;

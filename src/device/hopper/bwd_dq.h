@@ -12,14 +12,14 @@
 namespace tilewise::device {
 
 /// The products, and where they go.
-template <class Ops, HopperBwdConfig C>
+template <class Ops, auto C>
 class BwdDqProducts {
  protected:
   using Machine = typename Ops::Machine;
   using Shared = HopperBwdShared<Machine, C>;
   using Parts = DqParts<C>;
 
-  TILEWISE_INLINE BwdDqProducts(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
+  TILEWISE_INLINE BwdDqProducts(const BwdParamsOf<C>& params, Shared& shared, const BwdWork& work, const BwdRun& run,
                                 int thread)
       : p_(params),
         shared_(shared),
@@ -85,7 +85,7 @@ class BwdDqProducts {
   static constexpr int32_t kTileFloats = C.tile_floats();
 
  protected:
-  const HopperBwdParams& p_;
+  const BwdParamsOf<C>& p_;
   Shared& shared_;
   const BwdWork& work_;
   const int lane_, warp_;
@@ -96,7 +96,7 @@ class BwdDqProducts {
   BwdTurns<Machine, C> turns_;
 };
 
-template <class Ops, HopperBwdConfig C>
+template <class Ops, auto C>
 class BwdDqSums : BwdDqProducts<Ops, C> {
   using Base = BwdDqProducts<Ops, C>;
   using Base::p_, Base::shared_, Base::lane_, Base::warp_, Base::key_stage_, Base::score_place_, Base::to_,
@@ -105,7 +105,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
   using Loader = BwdLoader<Machine, C>;
 
  public:
-  TILEWISE_INLINE BwdDqSums(const HopperBwdParams& params, Shared& shared, const BwdWork& work, BwdRun& run, int thread)
+  TILEWISE_INLINE BwdDqSums(const BwdParamsOf<C>& params, Shared& shared, const BwdWork& work, BwdRun& run, int thread)
       : Base(params, shared, work, run, thread), run_(run), loader_(params, shared, work, run, thread == 0) {}
 
   /// publish(): tells the block its next tile of keys, once what this one needs first is on its way.
@@ -213,14 +213,14 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
   Loader loader_;
 };
 
-template <class Ops, HopperBwdConfig C>
+template <class Ops, auto C>
 class BwdDqAdds : BwdDqProducts<Ops, C> {
   using Base = BwdDqProducts<Ops, C>;
   using Base::shared_, Base::lane_, Base::to_, Base::turns_;
   using typename Base::Machine, typename Base::Shared, typename Base::Parts;
 
  public:
-  TILEWISE_INLINE BwdDqAdds(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
+  TILEWISE_INLINE BwdDqAdds(const BwdParamsOf<C>& params, Shared& shared, const BwdWork& work, const BwdRun& run,
                             int thread)
       : Base(params, shared, work, run, thread), run_(run) {}
 

@@ -12,14 +12,14 @@
 namespace tilewise::device {
 
 /// Where the sums of a block's first tile begin.
-template <HopperBwdConfig C>
-TILEWISE_INLINE float* first_sums(const HopperBwdParams& p, const BwdWork& work) {
+template <auto C>
+TILEWISE_INLINE float* first_sums(const BwdParamsOf<C>& p, const BwdWork& work) {
   const int64_t head = work.batch * p.shape.num_heads_q + work.query_head;
   return p.dq_accum + head * p.dq_accum_a_head + static_cast<int64_t>(work.query_tile<C>(0)) * C.tile_floats();
 }
 
 /// dQ = dS K, of operands that begin where the descriptors say. By a warpgroup; the products are committed.
-template <class Machine, HopperBwdConfig C, int kTiles>
+template <class Machine, auto C, int kTiles>
 TILEWISE_INLINE void issue_dq(Sm80Accumulator (&dQ)[kTiles], MatrixDescriptor dS, MatrixDescriptor K) {
   Machine::wgmma_fence();
   TILEWISE_UNROLL
@@ -62,8 +62,8 @@ TILEWISE_INLINE void add_staged(Sums& dQ, const float* place, int lane) {
 }
 
 /// Where a query's dq begins, of those rounded with their last sums. row: within its sequence.
-template <HopperBwdConfig C>
-TILEWISE_INLINE auto* dq_row(const HopperBwdParams& p, const BwdWork& work, int32_t row) {
+template <auto C>
+TILEWISE_INLINE auto* dq_row(const BwdParamsOf<C>& p, const BwdWork& work, int32_t row) {
   return mutable_elements_of<C.q_type>(p.dq) + work.batch * p.dq.batch_stride +
          int64_t{work.q_row + row} * p.dq.seq_stride + work.query_head * p.dq.head_stride;
 }

@@ -10,7 +10,7 @@ namespace tilewise::device {
 
 /// Makes bits as KeptWords has them. A call of Philox serves 8 keys of a query, which four computing lanes hold: one
 /// lane here makes all bits of four of them, or a half or a quarter.
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 class BwdDraws {
   using Shared = HopperBwdShared<Machine, C>;
   using Words = KeptWords<C>;
@@ -18,7 +18,7 @@ class BwdDraws {
                        kColTiles = Words::kColTiles / kLanesAPiece;
 
  public:
-  TILEWISE_INLINE BwdDraws(const HopperBwdParams& p, Shared& shared, const BwdWork& work, const BwdRun& run, int thread)
+  TILEWISE_INLINE BwdDraws(const BwdParamsOf<C>& p, Shared& shared, const BwdWork& work, const BwdRun& run, int thread)
       : p_(p),
         shared_(shared),
         work_(work),
@@ -152,7 +152,7 @@ class BwdDraws {
     }
   }
 
-  const HopperBwdParams& p_;
+  const BwdParamsOf<C>& p_;
   Shared& shared_;
   const BwdWork& work_;
   const int thread_, share_, part_, owner_;

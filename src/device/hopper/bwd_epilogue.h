@@ -10,13 +10,13 @@
 
 namespace tilewise::device {
 
-template <class Ops, HopperBwdConfig C>
+template <class Ops, auto C>
 class BwdEpilogue {
   using Machine = typename Ops::Machine;
 
  public:
   /// warpgroup: whose 64 rows of a tile they are.
-  TILEWISE_INLINE BwdEpilogue(const HopperBwdParams& params, const BwdWork& work, int warpgroup, int lane)
+  TILEWISE_INLINE BwdEpilogue(const BwdParamsOf<C>& params, const BwdWork& work, int warpgroup, int lane)
       : p_(params), work_(work), warpgroup_(warpgroup), lane_(lane) {}
 
   template <class Tile, class Sums>
@@ -132,7 +132,7 @@ class BwdEpilogue {
     }
   }
 
-  const HopperBwdParams& p_;
+  const BwdParamsOf<C>& p_;
   const BwdWork& work_;
   const int warpgroup_, lane_;
 };

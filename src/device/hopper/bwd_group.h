@@ -16,13 +16,13 @@ TILEWISE_INLINE int64_t group_tile(const HopperBwdParams& p, const BwdWork& work
 /// A warp's part of it: 16 keys of dk, of dv or of both. It has a word that says how many query heads are done, so that
 /// sums have an order. A head is scheduled once those of as many key heads as fill the device have been: as a rule it
 /// waits for none.
-template <class Ops, HopperBwdConfig C>
+template <class Ops, auto C>
 class BwdGroup {
   using Machine = typename Ops::Machine;
 
  public:
   /// warp: of those that hold gradients; sums_warp: of those that hold the same one.
-  TILEWISE_INLINE BwdGroup(const HopperBwdParams& p, const BwdWork& work, int warp, int sums_warp, int lane)
+  TILEWISE_INLINE BwdGroup(const BwdParamsOf<C>& p, const BwdWork& work, int warp, int sums_warp, int lane)
       : p_(p), share_(uniform<Machine>(work.share)), warp_(warp), sums_warp_(sums_warp), lane_(lane) {
     if constexpr (C.grouped) {
       tile_ = group_tile(p, work);
@@ -80,7 +80,7 @@ class BwdGroup {
   }
   TILEWISE_INLINE uint32_t* turn() const { return p_.dkdv_turns + tile_ * kGradientWarps + warp_; }
 
-  const HopperBwdParams& p_;
+  const BwdParamsOf<C>& p_;
   const int32_t share_;
   const int warp_, sums_warp_, lane_;
   int64_t tile_ = 0;
@@ -88,8 +88,8 @@ class BwdGroup {
 
 /// By a warp of its own: finds out that a tile's turn has come, long before its sums are there, and hands it on once
 /// they have been added. Its release is one of all that other warps had added when they came to the barrier.
-template <class Machine, HopperBwdConfig C, class Shared>
-TILEWISE_INLINE void tell_of_group(const HopperBwdParams& p, Shared& shared, const BwdWork& work, uint32_t seen) {
+template <class Machine, auto C, class Shared>
+TILEWISE_INLINE void tell_of_group(const BwdParamsOf<C>& p, Shared& shared, const BwdWork& work, uint32_t seen) {
   if (p.shares == 1 || work.steps() == 0 || !work.template ends_keys<C>(p)) return;
   const int lane = Machine::lane();
   const int32_t share = uniform<Machine>(work.share);

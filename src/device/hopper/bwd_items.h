@@ -7,12 +7,12 @@
 
 namespace tilewise::device {
 
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 class BwdItems {
   using Shared = HopperBwdShared<Machine, C>;
 
  public:
-  TILEWISE_INLINE BwdItems(const HopperBwdParams& params, Shared& shared) : p_(params), shared_(shared) {}
+  TILEWISE_INLINE BwdItems(const BwdParamsOf<C>& params, Shared& shared) : p_(params), shared_(shared) {}
 
   /// visit(work, the run so far) for each of a block's tiles of keys. kDraws: by the warps that make dropout's draws,
   /// which a tile that no query sees waits for nowhere else: they say that they have read its number.
@@ -22,14 +22,14 @@ class BwdItems {
     run.item = Machine::block();
     if constexpr (C.draws_first()) find_next<kDraws>(run, 0);
     if constexpr (!C.persistent) {
-      const BwdWork work = find_work<C>(p_, run.item);
+      const BwdWork work = find_work<Machine, C>(p_, run.item);
       if (work.rows > 0) visit(work, run);
     } else {
       TILEWISE_NO_UNROLL
       while (run.item < key_tiles(p_.order)) {
         run.item = Machine::agreed(run.item);
         run.template agree<Machine>();
-        const BwdWork work = find_work<C>(p_, run.item, run.member);
+        const BwdWork work = find_work<Machine, C>(p_, run.item, run.member);
         visit(work, run);
         find_next<kDraws>(run, run.index + 1);
         run.template advance<C>(p_, work);
@@ -53,7 +53,7 @@ class BwdItems {
     const int32_t member = ends_keys ? 0 : run.member + 1;
     BwdWork work{};
     if (C.grouped && !ends_keys) {
-      work = find_work<C>(p_, number, member);
+      work = find_work<Machine, C>(p_, number, member);
     } else {
       TILEWISE_NO_UNROLL
       do {
@@ -61,7 +61,7 @@ class BwdItems {
                      ? static_cast<int32_t>(Machine::count(p_.tile_counter)) + (C.draws_first() ? 0 : Machine::blocks())
                      : 0;
         number = Machine::agreed(number);
-        work = number < key_tiles(p_.order) ? find_work<C>(p_, number) : BwdWork{};
+        work = number < key_tiles(p_.order) ? find_work<Machine, C>(p_, number) : BwdWork{};
         // Of packed sequences many have no such keys.
       } while (C.lengths && number < key_tiles(p_.order) && work.rows <= 0);
     }
@@ -93,7 +93,7 @@ class BwdItems {
     if constexpr (kDraws) arrive_as_lanes(shared_.item_read[index % 2]);
   }
 
-  const HopperBwdParams& p_;
+  const BwdParamsOf<C>& p_;
   Shared& shared_;
 };
 

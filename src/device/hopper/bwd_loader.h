@@ -8,12 +8,12 @@
 
 namespace tilewise::device {
 
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 class BwdLoader {
   using Shared = HopperBwdShared<Machine, C>;
 
  public:
-  TILEWISE_INLINE BwdLoader(const HopperBwdParams& params, Shared& shared, const BwdWork& work, BwdRun& run, bool leads)
+  TILEWISE_INLINE BwdLoader(const BwdParamsOf<C>& params, Shared& shared, const BwdWork& work, BwdRun& run, bool leads)
       : p_(params), shared_(shared), work_(work), run_(run), leads_(leads) {}
 
   /// Whether the next tile of keys is called before this one is done: its first queries where they are next in the
@@ -268,7 +268,7 @@ class BwdLoader {
     }
   }
 
-  const HopperBwdParams& p_;
+  const BwdParamsOf<C>& p_;
   Shared& shared_;
   const BwdWork& work_;
   BwdRun& run_;

@@ -13,29 +13,31 @@
 namespace tilewise::device {
 
 /// A lane's sums of a tile of keys.
-template <class Ops, HopperBwdConfig C>
+template <class Ops, auto C>
 struct BwdGradients {
   Fragment<Ops, 16, C.head_dim> dK;
   Fragment<Ops, 16, C.head_dim_v> dV;
 };
 
-template <class Ops, HopperBwdConfig C>
+template <class Ops, auto C>
 class BwdMainloop {
   using Machine = typename Ops::Machine;
   using Shared = HopperBwdShared<Machine, C>;
   using Scores = BwdScores<Ops, C>;
   using Products = BwdProducts<Machine, C>;
   static constexpr bool kRoomy = C.head_dim <= 96 && C.head_dim_v <= 96,
-                        kModified = C.dropout || C.bias_type != kBiasNone;
-  /// Whether dV is done before dP takes the registers of S, not beside it. With softcap P and dS's factors are two
-  /// things, for which there are no registers beside dP's where a lane has 128 columns of gradients and something else
-  /// is done to scores, a mask already (60 to 280 bytes of spills), or where it has 128 queries.
+                        kModified = C.dropout || C.bias_type != kBiasNone || FunctionsOf<C>::kModifies ||
+                                    FunctionsOf<C>::kHides;
+  static constexpr bool kFactors = Scores::kFactors;
+  /// Whether dV is done before dP takes the registers of S, not beside it. With factors (softcap's) P and dS's factors
+  /// are two things, for which there are no registers beside dP's where a lane has 128 columns of gradients and
+  /// something else is done to scores, a mask already (60 to 280 bytes of spills), or where it has 128 queries.
   template <bool kMasked>
-  static constexpr bool kValuesFirst = C.softcap && (C.block_m > 64 || (!kRoomy && (kMasked || C.ranged || kModified)));
+  static constexpr bool kValuesFirst = kFactors && (C.block_m > 64 || (!kRoomy && (kMasked || C.ranged || kModified)));
   /// When a tile's log-sum-exp is read: a tile ahead; beside the products of S with softcap where couriers leave 208
   /// registers, and where dQ's sums need them; once S is there where softcap meets dropout, whose registers are needed
   /// during the products too (100 to 220 bytes of spills).
-  static constexpr bool kReadsLate = C.softcap && C.dropout, kReadsBeside = C.own_dq || (C.couriers() && C.softcap),
+  static constexpr bool kReadsLate = kFactors && C.dropout, kReadsBeside = C.own_dq || (C.couriers() && kFactors),
                         kReadsAhead = !kReadsLate && !kReadsBeside;
   /// Whether delta is read while dP is multiplied, not once it is there: 3 to 5% less in tiles of 128 queries, slower
   /// in others. Softcap with dropout has no registers for it.
@@ -45,10 +47,10 @@ class BwdMainloop {
   static constexpr bool kForgets = kRoomy || C.own_dq || (!C.dropout && (C.ranged || C.couriers() || C.q_type == kF16));
   /// Whether dV is multiplied behind dK: where dS comes of weights that dV lacks, since there are no registers for
   /// both, and of f16 in tiles of 128 queries, whose dS is made in fp32.
-  static constexpr bool kValuesLast = !C.softcap && (C.dropout || (C.q_type == kF16 && C.block_m > 64));
+  static constexpr bool kValuesLast = !kFactors && (C.dropout || (C.q_type == kF16 && C.block_m > 64));
 
  public:
-  TILEWISE_INLINE BwdMainloop(const HopperBwdParams& params, Shared& shared, const BwdWork& work, BwdRun& run,
+  TILEWISE_INLINE BwdMainloop(const BwdParamsOf<C>& params, Shared& shared, const BwdWork& work, BwdRun& run,
                               int thread, BwdGradients<Ops, C>& sums)
       : p_(params),
         shared_(shared),
@@ -63,6 +65,7 @@ class BwdMainloop {
         score_place_(ring_place<C.score_stages()>(run.steps)),
         draw_place_(ring_place<1>(run.steps)),
         scores_(params, work, warpgroup_, thread),
+        hiding_(params, work, warpgroup_),
         own_dq_(params, work, run, warpgroup_, thread),
         dK_(sums.dK),
         dV_(sums.dV) {}
@@ -178,6 +181,10 @@ class BwdMainloop {
   /// Of the block's tiles those that see one of this warpgroup's keys.
   TILEWISE_INLINE QueryTiles seen_tiles(const BwdWork& work) const {
     QueryTiles seen = query_tiles<C>(work, work.first_key + warpgroup_ * C.kRows, C.kRows);
+    if constexpr (leaves_out_hidden<C>()) {
+      const SeenRange own = TileRow<Machine, C>(p_, work.batch, work.tile).seen_by(warpgroup_);
+      seen = tiles_within(seen, own.begin, own.end);
+    }
     if constexpr (C.split) seen = tiles_within(seen, work.queries.begin, work.queries.end);
     // Then all of them come in front.
     if (seen.count() == 0) seen.begin = seen.end = work.template from_last<C>() ? work.queries.begin : work.queries.end;
@@ -190,12 +197,13 @@ class BwdMainloop {
     skip(before_);
     if (seen_.count() > 0) {
       tile_place_.wait_full(shared_.tile_ring);
-      if constexpr (kReadsAhead) scores_.read_lse(shared_.lse2[tile_place_.stage], shared_.delta[tile_place_.stage]);
+      if constexpr (kReadsAhead) scores_.read_lse(shared_.lse2[tile_place_.stage]);
+      scores_.read_marks(shared_.delta[tile_place_.stage]);
       read_kept();
     }
-    visit_tiles<C>(seen_, from_last_, [&](auto masked, int32_t tile, bool first, bool more) {
-      step<decltype(masked)::value != 0>(tile, first, more);
-    });
+    visit_tiles<C>(
+        seen_, hiding_, from_last_, [&] { return kLoopsLarge<C> && scores_.has_large(); },
+        [&](auto kind, int32_t tile, bool first, bool more) { step<decltype(kind)::value>(tile, first, more); });
     skip(after_);
   }
 
@@ -204,8 +212,9 @@ class BwdMainloop {
   /// the other two warpgroups' products. Whatever goes through the queue in front of shared memory (barriers, loads,
   /// fences, exponentials) waits there behind matrix products, 250 cycles and more: it is asked for long before it is
   /// needed.
-  template <bool kMasked>
+  template <int kKind>
   TILEWISE_INLINE void step(int32_t tile, bool first, bool more) {
+    constexpr bool kMasked = kKind != kWholeTile;
     auto& Q = shared_.queries[tile_place_.stage];
     auto& dO = shared_.douts[tile_place_.stage];
     const int first_row = warpgroup_ * C.kRows;
@@ -213,21 +222,23 @@ class BwdMainloop {
     Products::template issue_scores<C.k_type, C.head_dim, true>(scores_.S, K, first_row, Q, false);  // S^T = K Q^T
     RingPlace<C.stages> next = tile_place_;
     next.advance();
-    if constexpr (kReadsBeside) scores_.read_lse(shared_.lse2[tile_place_.stage], shared_.delta[tile_place_.stage]);
+    if constexpr (kReadsBeside) scores_.read_lse(shared_.lse2[tile_place_.stage]);
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
     if constexpr (C.own_couriers()) own_dq_.hand_over(shared_, score_place_.before().parity);
-    const bool has_large = scores_.has_large();
-    if constexpr (kMasked && !kReadsLate) scores_.find_hidden(tile);
+    const bool has_large = kKind == kLargeTile || (!kLoopsLarge<C> && scores_.has_large());
+    if constexpr (kMasked && !kReadsLate) scores_.find_hidden(p_, tile);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
-    if constexpr (kReadsLate) scores_.read_lse(shared_.lse2[tile_place_.stage], shared_.delta[tile_place_.stage]);
-    if constexpr (kMasked && kReadsLate) scores_.find_hidden(tile);
-    scores_.scale_large(p_, shared_.delta[tile_place_.stage], has_large);
+    if constexpr (kReadsLate) scores_.read_lse(shared_.lse2[tile_place_.stage]);
+    if constexpr (kMasked && kReadsLate) scores_.find_hidden(p_, tile);
+    if constexpr (C.tells_large()) {
+      if (has_large) scores_.scale_large(p_, shared_.delta[tile_place_.stage]);
+    }
     scores_.template weigh<kMasked>(p_, tile, shared_.bias_tile(tile_place_.stage));
     constexpr bool kFirst = kValuesFirst<kMasked>, kBeside = !kFirst && !kValuesLast;
-    if constexpr (C.softcap && C.dropout) scores_.drop();
+    if constexpr (kFactors && C.dropout) scores_.drop();
     if constexpr (kFirst) Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);
-    if constexpr (C.softcap) scores_.keep_factors();
+    if constexpr (kFactors) scores_.keep_factors();
     if constexpr (kFirst) {
       Machine::template wgmma_wait<0>();
       pin_registers<Machine>(dV_);
@@ -253,7 +264,8 @@ class BwdMainloop {
     scores_.store(shared_.dS[score_place_.stage]);
     if (!landed) next.wait_full(shared_.tile_ring);
     if (more) {
-      if constexpr (kReadsAhead) scores_.read_lse(shared_.lse2[next.stage], shared_.delta[next.stage]);
+      if constexpr (kReadsAhead) scores_.read_lse(shared_.lse2[next.stage]);
+      if constexpr (kKind != kLargeTile) scores_.read_marks(shared_.delta[next.stage]);
       read_kept();
     } else if constexpr (kForgets) {
       scores_.forget();
@@ -301,7 +313,7 @@ class BwdMainloop {
     }
   }
 
-  const HopperBwdParams& p_;
+  const BwdParamsOf<C>& p_;
   Shared& shared_;
   const BwdRun& run_;
   const int lane_, warpgroup_;
@@ -312,6 +324,7 @@ class BwdMainloop {
   RingPlace<C.score_stages()> score_place_;
   RingPlace<1> draw_place_;
   Scores scores_;
+  HidingTiles<Machine, C> hiding_;
   Choose<(C.own_dq != 0), BwdOwnDq<Ops, C>, BwdNoDq> own_dq_;
   Fragment<Ops, 16, C.head_dim>& dK_;
   Fragment<Ops, 16, C.head_dim_v>& dV_;

@@ -8,13 +8,13 @@ namespace tilewise::device {
 
 /// One that takes the sums of every other step. There is one place for a tile's sums; who has taken those of the step
 /// before fetches into it.
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 class BwdOwnCourier {
   using Shared = HopperBwdShared<Machine, C>;
   static constexpr int32_t kTileBytes = C.tile_floats() * static_cast<int32_t>(sizeof(float));
 
  public:
-  TILEWISE_INLINE BwdOwnCourier(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
+  TILEWISE_INLINE BwdOwnCourier(const BwdParamsOf<C>& params, Shared& shared, const BwdWork& work, const BwdRun& run,
                                 int32_t index)
       : shared_(shared),
         run_(run),

@@ -12,7 +12,7 @@ namespace tilewise::device {
 
 /// A tile's sums are staged at the end of its step and sent in the next one, behind the fence that dS has there: each
 /// fence takes some 500 cycles, for which nothing else of the warpgroup goes on.
-template <class Ops, HopperBwdConfig C>
+template <class Ops, auto C>
 class BwdOwnDq {
   using Machine = typename Ops::Machine;
   using Shared = HopperBwdShared<Machine, C>;
@@ -21,7 +21,7 @@ class BwdOwnDq {
   static constexpr int kCols = Columns::kCount;
 
  public:
-  TILEWISE_INLINE BwdOwnDq(const HopperBwdParams& params, const BwdWork& work, BwdRun& run, int warpgroup, int thread)
+  TILEWISE_INLINE BwdOwnDq(const BwdParamsOf<C>& params, const BwdWork& work, BwdRun& run, int warpgroup, int thread)
       : p_(params),
         run_(run),
         left_(work.queries.count()),
@@ -152,7 +152,7 @@ class BwdOwnDq {
   }
   TILEWISE_INLINE float* staged_at(Shared& shared) const { return shared.handover.dq[4 * warpgroup_ + warp_]; }
 
-  const HopperBwdParams& p_;
+  const BwdParamsOf<C>& p_;
   BwdRun& run_;
   int32_t left_;                  // tiles of queries, the one at hand among them
   const int32_t ended_, behind_;  // see BwdWork

@@ -8,7 +8,7 @@
 
 namespace tilewise::device {
 
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 struct BwdProducts {
   /// scores = rows cols^T, of 64 rows from first_row on. kOfKeys: rows are K's. keeps: never true, which the compiler
   /// does not know.

@@ -11,10 +11,10 @@ namespace tilewise::device {
 /// are complete. It waits for blocks that have begun, which never wait for it. Beside products, in a warp of a block
 /// that works on tiles of keys, loads and stores wait in the queue in front of shared memory and make others wait: a
 /// step of 2 KB took 1,850 cycles, and a window of 1,024 12% longer.
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 class BwdRounder {
  public:
-  TILEWISE_INLINE explicit BwdRounder(const HopperBwdParams& params) : p_(params) {}
+  TILEWISE_INLINE explicit BwdRounder(const BwdParamsOf<C>& params) : p_(params) {}
 
   TILEWISE_INLINE void run() const {
     wait_for_preprocess<Machine, C>();  // which clears the counter
@@ -92,7 +92,7 @@ class BwdRounder {
     }
   }
 
-  const HopperBwdParams& p_;
+  const BwdParamsOf<C>& p_;
 };
 
 }  // namespace tilewise::device

@@ -10,20 +10,20 @@ namespace tilewise::device {
 
 /// Of the tile of keys at hand, found anew, lest it lives in registers through the steps: where the loader has left it,
 /// or by its number.
-template <class Machine, HopperBwdConfig C>
-TILEWISE_INLINE BwdWork work_at_hand(const HopperBwdParams& p, const HopperBwdShared<Machine, C>& shared,
+template <class Machine, auto C>
+TILEWISE_INLINE BwdWork work_at_hand(const BwdParamsOf<C>& p, const HopperBwdShared<Machine, C>& shared,
                                      const BwdRun& run) {
-  if constexpr (!C.loader_schedules()) return find_work<C>(p, Machine::not_hoisted(run.item), run.member);
+  if constexpr (!C.loader_schedules()) return find_work<Machine, C>(p, Machine::not_hoisted(run.item), run.member);
   const auto& item = shared.items[run.index % 2];
-  return work_at<C>(p, {item.tile, item.head, item.batch}, run.member);
+  return work_at<Machine, C>(p, {item.tile, item.head, item.batch}, run.member);
 }
 
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 class BwdScheduler {
   using Shared = HopperBwdShared<Machine, C>;
 
  public:
-  TILEWISE_INLINE BwdScheduler(const HopperBwdParams& params, Shared& shared) : p_(params), shared_(shared) {}
+  TILEWISE_INLINE BwdScheduler(const BwdParamsOf<C>& params, Shared& shared) : p_(params), shared_(shared) {}
 
   /// visit(work, the run so far) for each of the block's tiles of keys.
   template <class Visit>
@@ -35,7 +35,7 @@ class BwdScheduler {
       place.tile = Machine::agreed(place.tile);
       if constexpr (C.grouped) run.member = Machine::agreed(shared_.items[run.index % 2].member);
       run.template agree<Machine>();
-      const BwdWork work = work_at<C>(p_, place, run.member);
+      const BwdWork work = work_at<Machine, C>(p_, place, run.member);
       visit(work, run);
       arrive_as_lanes(shared_.item_read[run.index % 2]);
       run.template advance<C>(p_, work);
@@ -54,7 +54,8 @@ class BwdScheduler {
     int32_t number = number_of(drawn);
     if constexpr (C.lengths) {  // of packed sequences many have no such keys
       TILEWISE_NO_UNROLL
-      while (number < key_tiles(p_.order) && find_work<C>(p_, number).rows <= 0) number = number_of(draw(leads));
+      while (number < key_tiles(p_.order) && find_work<Machine, C>(p_, number).rows <= 0)
+        number = number_of(draw(leads));
     }
     publish(run.index + 1, place_of(number), 0, leads);
   }
@@ -90,7 +91,7 @@ class BwdScheduler {
     shared_.item_full[slot].arrive();
   }
 
-  const HopperBwdParams& p_;
+  const BwdParamsOf<C>& p_;
   Shared& shared_;
 };
 

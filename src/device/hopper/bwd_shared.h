@@ -15,7 +15,7 @@ enum BwdNamedBarrier : int {
 
 /// dq's products of a tile of queries, cut into parts of 64 rows and up to kMostCols columns, which a warpgroup's
 /// registers hold one after the other.
-template <HopperBwdConfig C>
+template <auto C>
 struct DqParts {
   static constexpr int kMostCols = C.dq_cols(), kAcross = (C.head_dim + kMostCols - 1) / kMostCols,
                        kCount = kAcross * C.block_m / 64;
@@ -34,7 +34,7 @@ struct DqParts {
 /// Bits of scores that dropout keeps, in words of the computing lanes: two keys and two columns of each of 8 tiles of 8
 /// queries. A piece of 16 bytes has a word of each of the four lanes that share Philox calls: keys 2t and 2t + 1 of 8
 /// in both halves of a group of 32, for t and the pair of columns that its owner number says.
-template <HopperBwdConfig C>
+template <auto C>
 struct KeptWords {
   static constexpr int kColTiles = 8, kCount = C.block_m / (8 * kColTiles);  // of a lane
   static constexpr int kOwners = C.block_n() / 32 * 4 * 4;                   // groups of keys, pairs, pairs of columns
@@ -47,14 +47,14 @@ struct KeptWords {
 };
 
 /// What warps leave for others beside tiles: sums of dq of each warp, for TMA.
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 struct BwdHandover {
   float dq[4][DqParts<C>::kStaged][DqParts<C>::kWarpFloats];
   TILEWISE_INLINE void init() {}
 };
 /// Where couriers take them to memory: a tile's parts once they are staged, for the courier whose turn the tile is, and
 /// places that have been read.
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
   requires(C.couriers())
 struct BwdHandover<Machine, C> {
   using Parts = DqParts<C>;
@@ -79,14 +79,14 @@ struct BwdHandover<Machine, C> {
   }
 };
 /// Where those that compute multiply dQ: half of its columns, a warp's rows of a tile.
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
   requires(C.own_dq != 0 && C.ordered == 0)
 struct BwdHandover<Machine, C> {
   float dq[C.dq_warps()][16 * C.head_dim / C.kConsumers];
   TILEWISE_INLINE void init() {}
 };
 /// And where couriers take that to memory.
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
   requires(C.own_couriers())
 struct alignas(16) BwdHandover<Machine, C> {
   float dq[C.dq_warps()][16 * C.head_dim / C.kConsumers];
@@ -100,7 +100,7 @@ struct alignas(16) BwdHandover<Machine, C> {
 };
 /// Where two warpgroups share keys, a warp's weights, which lie where dS will; and that the last queries and their dO
 /// have been read, through whose places dk and dv leave.
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
   requires(C.shares_keys != 0)
 struct alignas(16) BwdHandover<Machine, C> {
   Barrier<Machine> weights_full[C.score_stages()][4];
@@ -116,16 +116,16 @@ struct alignas(16) BwdHandover<Machine, C> {
 };
 
 /// A bias that comes in boxes, a tile beside each stage of Q: rows are queries.
-template <HopperBwdConfig C>
+template <auto C>
 using BwdBiasTile = SwizzledTile<C.block_m, C.block_n(), bias_bytes(C)>;
-template <HopperBwdConfig C, bool kBoxes>
+template <auto C, bool kBoxes>
 struct BwdBiasStages {
   BwdBiasTile<C> bias[C.stages];
 };
-template <HopperBwdConfig C>
+template <auto C>
 struct BwdBiasStages<C, false> {};
 
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   using KeyTile = SwizzledTile<C.block_n(), C.head_dim>;
   using ValueTile = SwizzledTile<C.block_n(), C.head_dim_v>;

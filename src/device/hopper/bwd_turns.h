@@ -9,10 +9,10 @@ namespace tilewise::device {
 
 /// A warp's turns. A tile of queries has a word for each warp that adds to its own rows of it, or where a courier takes
 /// the whole tile, one: 1 + the last tile of keys whose additions have arrived.
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 class BwdTurns {
  public:
-  TILEWISE_INLINE BwdTurns(const HopperBwdParams& p, const BwdWork& work, int warp)
+  TILEWISE_INLINE BwdTurns(const BwdParamsOf<C>& p, const BwdWork& work, int warp)
       : p_(p),
         work_(work),
         at_(static_cast<int32_t>((work.batch * p.shape.num_heads_q + work.query_head) * p.turns_a_head) +
@@ -51,7 +51,7 @@ class BwdTurns {
     return static_cast<uint32_t>(work_.tile + (work_.template from_last<C>() ? 0 : 2));
   }
 
-  const HopperBwdParams& p_;
+  const BwdParamsOf<C>& p_;
   const BwdWork& work_;
   // Words of the tile at hand, and of the one before until it is handed on: dq_accum has 500 times as many floats.
   int32_t at_, owed_ = -1;

@@ -13,7 +13,7 @@ namespace tilewise::device {
 
 enum class BwdRole { sums_dv, sums_dk };
 
-template <class Ops, HopperBwdConfig C, BwdRole kRole>
+template <class Ops, auto C, BwdRole kRole>
 class BwdWide {
   using Machine = typename Ops::Machine;
   using Shared = HopperBwdShared<Machine, C>;
@@ -27,7 +27,7 @@ class BwdWide {
  public:
   using Sums = Fragment<Ops, 16, kCols>;
 
-  TILEWISE_INLINE BwdWide(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
+  TILEWISE_INLINE BwdWide(const BwdParamsOf<C>& params, Shared& shared, const BwdWork& work, const BwdRun& run,
                           int thread, Sums& sums)
       : p_(params),
         shared_(shared),
@@ -39,6 +39,7 @@ class BwdWide {
         tile_place_(ring_place<C.stages>(run.steps)),
         score_place_(ring_place<C.score_stages()>(run.steps)),
         scores_(params, work, 0, thread),
+        hiding_(params, work, 0),
         sums_(sums),
         ends_keys_(work.template ends_keys<C>(params)),
         begins_keys_(work.begins_keys()) {}
@@ -106,16 +107,22 @@ class BwdWide {
   TILEWISE_INLINE void visit_head() {
     if constexpr (kSumsDv) scores_.enter_head(p_.score);
     tile_place_.wait_full(shared_.tile_ring);
-    if constexpr (kSumsDv) scores_.read_lse(shared_.lse2[tile_place_.stage], shared_.delta[tile_place_.stage]);
+    if constexpr (kSumsDv) {
+      scores_.read_lse(shared_.lse2[tile_place_.stage]);
+      scores_.read_marks(shared_.delta[tile_place_.stage]);
+    }
     read_kept();
-    visit_tiles<C>(seen_, false, [&](auto masked, int32_t tile, bool /*first*/, bool more) {
-      constexpr bool kMasked = decltype(masked)::value != 0;
-      if constexpr (kSumsDv) {
-        weigh_tile<kMasked>(tile, more);
-      } else {
-        derive_tile<kMasked>(tile, more);
-      }
-    });
+    static_assert(!kLoopsLarge<C>);
+    visit_tiles<C>(
+        seen_, hiding_, false, [] { return false; },
+        [&](auto kind, int32_t tile, bool /*first*/, bool more) {
+          constexpr bool kMasked = decltype(kind)::value != kWholeTile;
+          if constexpr (kSumsDv) {
+            weigh_tile<kMasked>(tile, more);
+          } else {
+            derive_tile<kMasked>(tile, more);
+          }
+        });
   }
 
   template <bool kMasked>
@@ -127,10 +134,12 @@ class BwdWide {
     next.advance();
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
     const bool has_large = scores_.has_large();
-    if constexpr (kMasked) scores_.find_hidden(tile);
+    if constexpr (kMasked) scores_.find_hidden(p_, tile);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
-    scores_.scale_large(p_, shared_.delta[stage], has_large);
+    if constexpr (C.tells_large()) {
+      if (has_large) scores_.scale_large(p_, shared_.delta[stage]);
+    }
     scores_.template weigh<kMasked>(p_, tile, shared_.bias_tile(stage));
     if constexpr (kHandsFirst) hand_weights(room);
     if constexpr (C.dropout) scores_.drop();
@@ -139,7 +148,8 @@ class BwdWide {
     if constexpr (!kHandsFirst) hand_weights(room);
     if (!landed) next.wait_full(shared_.tile_ring);
     if (more) {
-      scores_.read_lse(shared_.lse2[next.stage], shared_.delta[next.stage]);
+      scores_.read_lse(shared_.lse2[next.stage]);
+      scores_.read_marks(shared_.delta[next.stage]);
       read_kept();
     } else {
       scores_.forget();
@@ -163,7 +173,7 @@ class BwdWide {
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
     take_weights();
-    if constexpr (kMasked) scores_.find_visible(tile), scores_.hide_behind_queries(tile);
+    if constexpr (kMasked) scores_.find_visible(p_, tile), scores_.hide_behind_queries(tile);
     scores_.template derive<kMasked>();
     Products::template issue_sums<C.q_type>(sums_, scores_.dS, shared_.queries[stage]);  // dK += dS^T Q
     scores_.store(shared_.dS[score_place_.stage]);
@@ -228,7 +238,7 @@ class BwdWide {
     tile_place_.advance();
   }
 
-  const HopperBwdParams& p_;
+  const BwdParamsOf<C>& p_;
   Shared& shared_;
   const BwdRun& run_;
   const int lane_, warp_;
@@ -238,6 +248,7 @@ class BwdWide {
   RingPlace<C.score_stages()> score_place_;
   RingPlace<1> draw_place_;
   Scores scores_;
+  HidingTiles<Machine, C> hiding_;
   Sums& sums_;
   const bool ends_keys_, begins_keys_;
 };

@@ -5,9 +5,13 @@
 #include "device/hopper/config.h"
 #include "device/hopper/params.h"
 #include "device/hopper/tile_order.h"
+#include "device/hopper/tile_walk.h"
 #include "device/sm90/mbarrier.h"
 
 namespace tilewise::device {
+
+template <auto C>
+using BwdParamsOf = WithTablesOf<C, HopperBwdParams>;
 
 /// Tiles of queries [begin, end) that see one of some keys, and those of them in which each row is a query that sees
 /// every key.
@@ -39,24 +43,24 @@ struct BwdWork {
   TILEWISE_INLINE bool is_used(int32_t key) const { return key >= 0 && key < seqlen_k; }
   TILEWISE_INLINE int32_t steps() const { return queries.count() * group; }
   /// Whether its tiles of queries come from the last one on.
-  template <HopperBwdConfig C>
+  template <auto C>
   TILEWISE_INLINE bool from_last() const {
     return C.both_ways && rises;
   }
   /// The tile of queries of a head's step, and how far it is from there to the next one's.
-  template <HopperBwdConfig C>
+  template <auto C>
   TILEWISE_INLINE int32_t query_tile(int32_t step) const {
     return from_last<C>() ? queries.end - 1 - step : queries.begin + step;
   }
-  template <HopperBwdConfig C>
+  template <auto C>
   TILEWISE_INLINE int32_t query_stride() const {
     return from_last<C>() ? -1 : 1;
   }
   /// Whether it is the first query head, or the last one, for which the block has this tile of keys. One that no query
   /// sees comes once.
   TILEWISE_INLINE bool begins_keys() const { return member == 0; }
-  template <HopperBwdConfig C>
-  TILEWISE_INLINE bool ends_keys(const HopperBwdParams& p) const {
+  template <auto C>
+  TILEWISE_INLINE bool ends_keys(const BwdParamsOf<C>& p) const {
     return !C.grouped || member + 1 == p.group || queries.count() == 0;
   }
 };
@@ -82,7 +86,7 @@ struct BwdRun {
   uint32_t keys_parity = 0;    // and of that for keys
 
   /// Where K lies.
-  template <HopperBwdConfig C>
+  template <auto C>
   TILEWISE_INLINE RingPlace<C.key_stages()> key_place() const {
     return ring_place<C.key_stages()>(seen);
   }
@@ -93,13 +97,13 @@ struct BwdRun {
   TILEWISE_INLINE void agree() {
     index = agreed<Machine>(index), steps = agreed<Machine>(steps), seen = agreed<Machine>(seen);
   }
-  template <HopperBwdConfig C>
+  template <auto C>
   TILEWISE_INLINE uint32_t tile_index() const {
     return C.grouped ? tiles : index;
   }
   /// To the next tile of keys, or to the next query head.
-  template <HopperBwdConfig C>
-  TILEWISE_INLINE void advance(const HopperBwdParams& p, const BwdWork& work) {
+  template <auto C>
+  TILEWISE_INLINE void advance(const BwdParamsOf<C>& p, const BwdWork& work) {
     early = work.steps() > 0;
     ++index, steps += static_cast<uint32_t>(work.steps());
     if (!work.ends_keys<C>(p)) return;
@@ -112,7 +116,7 @@ struct QueryPlace {
   int32_t tile, head;  // the head counts from the group's first one
 };
 /// Of a block's step.
-template <HopperBwdConfig C>
+template <auto C>
 TILEWISE_INLINE QueryPlace query_place(const BwdWork& work, int32_t step) {
   if constexpr (C.persistent) return {work.query_tile<C>(step), 0};
   const int32_t head = step / work.queries.count();
@@ -120,7 +124,7 @@ TILEWISE_INLINE QueryPlace query_place(const BwdWork& work, int32_t step) {
 }
 
 /// Of keys [first_key, first_key + count).
-template <HopperBwdConfig C>
+template <auto C>
 TILEWISE_INLINE QueryTiles query_tiles(const BwdWork& work, int32_t first_key, int32_t count) {
   const int32_t first = maximum(first_key, 0), last = minimum(first_key + count, work.seqlen_k) - 1;
   if (first > last || work.seqlen_q == 0) return {0, 0, 0, 0};
@@ -156,14 +160,21 @@ TILEWISE_INLINE QueryTiles tiles_within(const QueryTiles& tiles, int32_t begin, 
   return within;
 }
 
+/// Whether tiles at either end that mask_mod hides are left out. Not where dq's sums have an order: which tiles of keys
+/// add to a tile of queries is known by their numbers then.
+template <auto C>
+constexpr bool leaves_out_hidden() {
+  return FunctionsOf<C>::kSkips && !C.ordered;
+}
+
 TILEWISE_INLINE int32_t key_tiles(const TileOrder& order) {
   return order.num_tiles * order.num_heads * order.batch_size;
 }
 
 /// Whether tiles of keys at that place begin with the first keys, in an order both ways: of the last set of heads, and
 /// of a group's heads those that come last.
-template <HopperBwdConfig C>
-TILEWISE_INLINE bool rises_at(const HopperBwdParams& p, const OrderPlace& place) {
+template <auto C>
+TILEWISE_INLINE bool rises_at(const BwdParamsOf<C>& p, const OrderPlace& place) {
   if constexpr (!C.both_ways) return false;
   const int32_t head = place.batch * p.order.num_heads + place.head;
   return place.tile < p.tiles && head >= p.divisors.last_set * p.order.heads_at_once;
@@ -171,7 +182,7 @@ TILEWISE_INLINE bool rises_at(const HopperBwdParams& p, const OrderPlace& place)
 
 /// Until the launch before has ended, which preprocesses and clears words. Where later heads' are made still, each
 /// head's are waited for, and words have been cleared before blocks of this launch begin.
-template <class Machine, HopperBwdConfig C>
+template <class Machine, auto C>
 TILEWISE_INLINE void wait_for_preprocess() {
   if constexpr (!C.late_preprocess) wait_for_step_before<Machine>();
 }
@@ -180,8 +191,8 @@ TILEWISE_INLINE void wait_for_preprocess() {
 /// dq's sums have an order: it is that of the blocks, and the last keys' visit a tile of queries before the others come
 /// to it. Of an order both ways the last heads' begins with the first keys all the same, which visit the last queries
 /// first: those that are worked on together wait for each other then, but the last tiles of all are short ones.
-template <HopperBwdConfig C>
-TILEWISE_INLINE OrderPlace key_place(const HopperBwdParams& p, int32_t index) {
+template <auto C>
+TILEWISE_INLINE OrderPlace key_place(const BwdParamsOf<C>& p, int32_t index) {
   OrderPlace place = place_in_order(p.order, p.divisors, index);
   if constexpr (!C.ordered) {
     place.tile = p.order.num_tiles - 1 - place.tile;
@@ -191,8 +202,8 @@ TILEWISE_INLINE OrderPlace key_place(const HopperBwdParams& p, int32_t index) {
   return place;
 }
 
-template <HopperBwdConfig C>
-TILEWISE_INLINE BwdWork work_at(const HopperBwdParams& p, const OrderPlace& place, int32_t member, int32_t part = 0) {
+template <class Machine, auto C>
+TILEWISE_INLINE BwdWork work_at(const BwdParamsOf<C>& p, const OrderPlace& place, int32_t member, int32_t part = 0) {
   const int32_t parts = C.split ? p.order.num_splits : 1;
   BwdWork work{};
   work.part = part;
@@ -222,6 +233,10 @@ TILEWISE_INLINE BwdWork work_at(const HopperBwdParams& p, const OrderPlace& plac
   work.diagonal = static_cast<int32_t>(diagonal_offset(p.score, s));
   work.band = key_band(p.score);
   work.queries = query_tiles<C>(work, work.first_key, C.block_n());
+  if constexpr (leaves_out_hidden<C>()) {
+    const SeenRange seen = TileRow<Machine, C>(p, work.batch, work.tile).seen_by_any();
+    work.queries = tiles_within(work.queries, seen.begin, seen.end);
+  }
   if constexpr (C.split) {
     const int32_t first = work.queries.begin, count = work.queries.count();
     work.queries =
@@ -241,11 +256,11 @@ TILEWISE_INLINE BwdWork work_at(const HopperBwdParams& p, const OrderPlace& plac
   return work;
 }
 
-template <HopperBwdConfig C>
-TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block, int32_t member = 0) {
+template <class Machine, auto C>
+TILEWISE_INLINE BwdWork find_work(const BwdParamsOf<C>& p, int32_t block, int32_t member = 0) {
   const int32_t parts = C.split ? p.order.num_splits : 1;  // of a tile they run fastest
   const int32_t index = C.split ? divide(block, p.divisors.by_splits) : block;
-  return work_at<C>(p, key_place<C>(p, index), member, block - index * parts);
+  return work_at<Machine, C>(p, key_place<C>(p, index), member, block - index * parts);
 }
 
 }  // namespace tilewise::device

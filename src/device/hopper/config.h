@@ -116,7 +116,7 @@ struct HopperBwdConfig : ScoreConfig {
   /// take the warps, and 208 registers are enough for a score (else 70 to 280 bytes of spills).
   constexpr bool couriers() const {
     const bool biased = bias_type != kBiasNone, crowded = softcap ? biased || block_m > 64 : biased && !bias_boxes;
-    return ordered && !shares_keys && !own_dq && !dropout && !crowded;
+    return ordered && !shares_keys && !own_dq && !dropout && !crowded && plain_scale;
   }
   /// Whether warps beside the one that loads tiles do, of those who multiply dQ beside dk and dv.
   constexpr bool own_couriers() const { return own_dq && ordered; }
@@ -125,9 +125,10 @@ struct HopperBwdConfig : ScoreConfig {
   /// Whether a warp beside the couriers awaits turns to add to a group's dk and dv, and hands them on: each takes 1,000
   /// cycles and more, for which warps that compute would stand still.
   constexpr bool tells_groups() const { return grouped && couriers(); }
-  /// Whether weights come of scores in natural units and of a log-sum-exp in those, which takes a biased score no
-  /// instruction more; else of products and a log-sum-exp in units of log2, one instruction a score.
-  constexpr bool natural_lse() const { return alibi || bias_type != kBiasNone; }
+  /// Whether weights come of scores in natural units and of a log-sum-exp in those, as score_mod (!plain_scale) has
+  /// them, which takes a biased score no instruction more; else of products and a log-sum-exp in units of log2, one
+  /// instruction a score.
+  constexpr bool natural_lse() const { return alibi || bias_type != kBiasNone || !plain_scale; }
   /// Whether tiles of queries with a large log-sum-exp, of which units of log2 would lose too much, are told of. Capped
   /// scores are small.
   constexpr bool tells_large() const { return !natural_lse() && !softcap; }
@@ -220,6 +221,24 @@ struct HopperBwdConvertDqConfig : RowConfig {
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_row_field(c, visit), visit("own_dq", c.own_dq);
+  }
+};
+
+/// A warp makes a row of what other kernels walk by; see tile_lists.h.
+struct HopperTileListsConfig : RowConfig {
+  Flag ranges = 0;  // of tiles of queries, for the backward pass, else lists of tiles of keys
+
+  static constexpr int32_t kEnds = 2;    // behind a list's entries, as many as are read ahead
+  static constexpr int32_t kRanges = 5;  // of a row: of all warpgroups' keys, and of each one's
+  static constexpr int32_t kEntryBytes = 4, kRangeBytes = 8 * kRanges;
+  /// Of a row that meets so many tiles; it begins on 8 bytes.
+  constexpr int64_t row_bytes(int64_t tiles) const {
+    return ((ranges ? kRangeBytes + tiles : (tiles + kEnds) * kEntryBytes) + 7) / 8 * 8;
+  }
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_row_field(c, visit), visit("ranges", c.ranges);
   }
 };
 

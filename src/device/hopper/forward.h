@@ -9,15 +9,15 @@
 
 namespace tilewise::device {
 
-template <Sm90TileOps Ops, HopperForwardConfig C>
+template <Sm90TileOps Ops, auto C>
 class HopperForward {
   using Machine = typename Ops::Machine;
 
  public:
-  using Params = HopperForwardParams;
+  using Params = ForwardParamsOf<C>;
   using Shared = HopperForwardShared<Machine, C>;
 
-  TILEWISE_INLINE static void run(const HopperForwardParams& params, Shared& shared) {
+  TILEWISE_INLINE static void run(const Params& params, Shared& shared) {
     if (Machine::thread() == 0) {
       shared.init_barriers();
       Machine::prefetch_map(params.q_map), Machine::prefetch_map(params.k_map);
@@ -32,7 +32,7 @@ class HopperForward {
       Machine::template dealloc_registers<kRegisters.producer>();
       const int32_t warp = Machine::thread() / 32;
       if constexpr (C.fp8()) {
-        if (warp >= 1) return ValueTransposer<Machine, C>(shared, warp - 1).run();
+        if (warp >= 1) return ValueTransposer<Machine, C>(params, shared, warp - 1).run();
       }
       ForwardProducer<Machine, C> producer(params, shared);
       if (Machine::thread() == 0) producer.load_queries_and_keys();

@@ -11,7 +11,7 @@ namespace tilewise::device {
 /// Loads of each score's own bias would cost 0.6 of the kernel's speed: here four matrices of 8 x 8 come to a warp by
 /// one instruction, as its accumulators lie. Elements of up to two bytes are read while scores are multiplied, behind
 /// whose operands such loads wait in front of shared memory; for floats there are no registers then.
-template <class Machine, HopperForwardConfig C>
+template <class Machine, auto C>
 class BoxedBias {
   static constexpr bool kOfHalves = C.bias_type == kBiasBf16 || C.bias_type == kBiasF16;
   using Pair = Choose<C.bias_type == kBiasBool, uint16_t, FloatRun<2>>;
@@ -58,6 +58,17 @@ class BoxedBias {
     }
   }
 
+  /// S without what a boolean bias hides.
+  template <class Scores>
+  TILEWISE_INLINE void hide(Scores& S) const {
+    static_assert(C.bias_type == kBiasBool);
+    TILEWISE_UNROLL
+    for (int c = 0; c < Scores::kColTiles; ++c) {
+      TILEWISE_UNROLL
+      for (int slot = 0; slot < 2; ++slot) hide_pair(S.tile[0][c], pairs_[c][slot], slot);
+    }
+  }
+
  private:
   /// Of the box's rows, the one that a row of the warpgroup takes. Rows behind the last one have some row's.
   template <class Rows>
@@ -79,6 +90,12 @@ class BoxedBias {
     return Machine::template load_shared<Pair>(tile.piece(row_[slot], byte / 16) + byte % 16);
   }
 
+  template <class Accumulator>
+  TILEWISE_INLINE static void hide_pair(Accumulator& x, Pair seen, int slot) {
+    x[2 * slot] = seen & 0xFFu ? x[2 * slot] : -kInfinity;
+    x[2 * slot + 1] = seen >> 8 ? x[2 * slot + 1] : -kInfinity;
+  }
+
   /// Two neighbouring scores of one row.
   template <class Accumulator>
   TILEWISE_INLINE void add_pair(Accumulator& x, int col_tile, int slot, float scale) const {
@@ -89,9 +106,7 @@ class BoxedBias {
       high = fused_multiply_add(high, scale, widened(word >> 16));
     } else if constexpr (C.bias_type == kBiasBool) {
       if constexpr (!C.scales_late) low = rounded_product(low, scale), high = rounded_product(high, scale);
-      const Pair seen = pairs_[col_tile][slot];
-      low = seen & 0xFFu ? low : -kInfinity;
-      high = seen >> 8 ? high : -kInfinity;
+      hide_pair(x, pairs_[col_tile][slot], slot);
     } else {
       const Pair& bias = pairs_[col_tile][slot];
       low = fused_multiply_add(low, scale, bias.value[0]);

@@ -8,7 +8,7 @@
 
 namespace tilewise::device {
 
-template <class Ops, HopperForwardConfig C>
+template <class Ops, auto C>
 class ForwardConsumer {
   using Machine = typename Ops::Machine;
   using Shared = HopperForwardShared<Machine, C>;
@@ -17,12 +17,12 @@ class ForwardConsumer {
   using Softmax = typename Weights::Softmax;
   using Out = typename Weights::Out;
 
-  static constexpr bool kStagesOut = Shared::kStagesOut;
+  static constexpr bool kStagesOut = Shared::kStagesOut, kSkips = skips_tiles<C>();
   static constexpr bool kWatches = C.watches(), kBoxesBias = C.bias_boxes != 0;
   static constexpr bool kFetchesEarly = BoxedBias<Machine, C>::kFetchesEarly;
 
  public:
-  TILEWISE_INLINE ForwardConsumer(const HopperForwardParams& params, Shared& shared)
+  TILEWISE_INLINE ForwardConsumer(const ForwardParamsOf<C>& params, Shared& shared)
       : p_(params),
         shared_(shared),
         warpgroup_(uniform<Machine>(Machine::thread() / kWarpgroupThreads - 1)),
@@ -231,10 +231,17 @@ class ForwardConsumer {
     const int32_t last = minimum(first + queries, uniform<Machine>(work.seqlen_q)) - 1;
     const int32_t block_begin = uniform<Machine>(work.begin), block_end = uniform<Machine>(work.end);
     if (first >= uniform<Machine>(work.all_q)) {
-      pass_tile(block_end - block_begin, pending);
+      pass_tile(loaded_tiles(work), pending);
       return false;
     }
     const KeyBand band = key_band(p_.score);
+    KeyTiles full = full_tiles<C>(band, work, first, last);
+    full = {uniform<Machine>(full.begin), uniform<Machine>(full.end)};
+    if constexpr (kSkips) {
+      const KeyTiles seen = seen_tiles<C>(band, work, first, last);
+      visit_seen_keys(work, {uniform<Machine>(seen.begin), uniform<Machine>(seen.end)}, full, pending);
+      return true;
+    }
     int32_t begin = block_begin, end = block_end;
     if constexpr (C.ranged) {
       // Skipped tiles' values are handed back late: with the one yet to be multiplied they must fit into the ring.
@@ -243,8 +250,7 @@ class ForwardConsumer {
       begin = uniform<Machine>(minimum(minimum(maximum(seen.begin, begin), begin + room), block_end - 1));
       end = uniform<Machine>(maximum(maximum(minimum(seen.end, end), begin + 1), block_end - (C.stages - 1)));
     }
-    KeyTiles full = full_tiles<C>(band, work, first, last);
-    full = {uniform<Machine>(full.begin), uniform<Machine>(full.end)};
+    if constexpr (FunctionsOf<C>::kHides) full = {0, 0};  // it may hide some of any
 
     skipped_values_ += begin - block_begin;
     skip_keys(begin - block_begin);
@@ -254,13 +260,60 @@ class ForwardConsumer {
       TILEWISE_NO_UNROLL
       for (; tile < minimum(end, full.begin); ++tile) step<true>(tile, tile + 1 == end);
     }
-    TILEWISE_NO_UNROLL
-    for (; tile < minimum(end, full.end); ++tile) step<false>(tile, tile + 1 == end);
+    if constexpr (!FunctionsOf<C>::kHides) {
+      TILEWISE_NO_UNROLL
+      for (; tile < minimum(end, full.end); ++tile) step<false>(tile, tile + 1 == end);
+    }
     TILEWISE_NO_UNROLL
     for (; tile < end; ++tile) step<true>(tile, tile + 1 == end);
     skipped_values_ += block_end - end;
     skip_keys(block_end - end);
     return true;
+  }
+
+  /// The tiles that the block loads, of which these rows see those in `seen` at most, and of those in `full` whatever
+  /// mask_mod leaves. Where they see nothing of one, as many are handed on as the ring has room for their values; a
+  /// tile of queries begins with products all the same.
+  TILEWISE_INLINE void visit_seen_keys(const Work& work, const KeyTiles& seen, const KeyTiles& full, bool pending) {
+    TileWalk<Machine, C, true> walk = walk_of(work);
+    SeenTile at = walk.take();
+    const auto is_masked = [&] {
+      return at.class_of(warpgroup_) != kTileSeen || at.tile < full.begin || at.tile >= full.end;
+    };
+    first_step(work, at.tile, is_masked(), walk.is_done(), pending);
+    TILEWISE_NO_UNROLL
+    while (!walk.is_done()) {
+      at = walk.take();
+      const bool last = walk.is_done();
+      const bool hidden = at.class_of(warpgroup_) == kTileHidden || at.tile < seen.begin || at.tile >= seen.end;
+      if (hidden && skipped_values_ < C.stages - 1) {
+        ++skipped_values_;
+        skip_key_tile();
+        if (!kStagesOut && last) release_queries();
+        continue;
+      }
+      if (is_masked()) {
+        step<true>(at.tile, last);
+      } else {
+        step<false>(at.tile, last);
+      }
+      skip_values();
+    }
+  }
+  TILEWISE_INLINE TileWalk<Machine, C, true> walk_of(const Work& work) const {
+    const WalkStart start{static_cast<uint32_t>(uniform<Machine>(work.first_entry)), uniform<Machine>(work.first_key)};
+    return {p_, uniform<Machine>(work.batch), uniform<Machine>(work.tile), start, uniform<Machine>(work.end)};
+  }
+
+  /// How many tiles of keys the block loads for its queries.
+  TILEWISE_INLINE int32_t loaded_tiles(const Work& work) const {
+    if constexpr (kSkips) {
+      int32_t count = 0;
+      for (TileWalk<Machine, C, true> walk = walk_of(work); !walk.is_done(); ++count) walk.take();
+      return count;
+    } else {
+      return uniform<Machine>(work.end) - uniform<Machine>(work.begin);
+    }
   }
 
   /// A tile of queries that ends before this warpgroup's rows: everything is handed on.
@@ -329,7 +382,7 @@ class ForwardConsumer {
     staged_place_.advance();
   }
 
-  const HopperForwardParams& p_;
+  const ForwardParamsOf<C>& p_;
   Shared& shared_;
   const int32_t warpgroup_;
   RingPlace<C.q_stages> row_place_, staged_place_;  // of Q, and of the output that leaves through it

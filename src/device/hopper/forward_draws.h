@@ -17,7 +17,8 @@ class KeptPairs {
   using Sets = typename Draws::Sets;
 
  public:
-  TILEWISE_INLINE void draw(const ScoreParams& p, const DropoutSeed& seed, const RowScore (&rows)[Scores::kSlots],
+  template <class Row>
+  TILEWISE_INLINE void draw(const ScoreParams& p, const DropoutSeed& seed, const Row (&rows)[Scores::kSlots],
                             int32_t first_key) {
     const uint32_t thresholds = p.dropout_threshold * 0x10001u;
     for_each_set<Table>([&](auto set) {
@@ -41,9 +42,8 @@ class KeptPairs {
     });
   }
   /// draw() by that, for 32 keys from 32 kFrom on to 32 kTo.
-  template <int kFrom, int kTo>
-  TILEWISE_INLINE void draw_fetched(const ScoreParams& p, const DropoutSeed& seed,
-                                    const RowScore (&rows)[Scores::kSlots]) {
+  template <int kFrom, int kTo, class Row>
+  TILEWISE_INLINE void draw_fetched(const ScoreParams& p, const DropoutSeed& seed, const Row (&rows)[Scores::kSlots]) {
     constexpr int kTilesOfGroup = 4;
     const uint32_t thresholds = p.dropout_threshold * 0x10001u;
     const DropoutCalls calls = dropout_calls(seed.seed, seed.offset, rows[0].batch_head);

@@ -15,7 +15,7 @@ struct LseOfRows {
   RowLse of[2];
 };
 
-template <class Machine, HopperForwardConfig C>
+template <class Machine, auto C>
 class ForwardEpilogue {
   using Tile = typename HopperForwardShared<Machine, C>::RowTile;
 
@@ -23,43 +23,28 @@ class ForwardEpilogue {
   TILEWISE_INLINE ForwardEpilogue(const HopperForwardParams& params, const SharedWork<Machine>& work, int32_t warpgroup)
       : p_(params), work_(work), rows_(params, work, warpgroup) {}
 
-  /// Divides O by the rows' sums, and returns their lse. The greatest weight of a row that sees something is far from
-  /// 0, and NaN among its scores makes the sum a NaN: a sum of 0 is that of a row that sees nothing.
+  /// Divides O by the rows' sums, and returns their lse. As a rule both rows of all lanes are used and need no care:
+  /// the care that others take costs short sequences 3%.
   template <class Softmax, class Out>
   TILEWISE_INLINE LseOfRows normalize(Softmax& softmax, Out& O) const {
     softmax.reduce_sum();
-    typename Out::PerRow factor;
-    LseOfRows lse;
-    float value_scale = 1.0f;
-    if constexpr (C.fp8()) {
-      value_scale = load_scale<Machine>(p_.v_scale, work_.batch, key_head<C>(p_, work_));
-    }
-    const float natural = natural_scale();
+    const float value_scale = this->value_scale();
+    bool usual = true;
     TILEWISE_UNROLL
     for (int slot = 0; slot < Out::kSlots; ++slot) {
-      const int32_t row = rows_.row_of_slot(slot);
-      const float sum = softmax.row_sum[slot];
-      const bool used = rows_.is_among(row, work_.seqlen_q), seen = sum != 0.0f;
-      lse.of[slot] = softmax.lse(slot, sum, natural);
-      factor[slot] = used && seen ? 1.0f / sum : 0.0f;
-      if constexpr (C.sink) {
-        const int64_t head = minimum<int64_t>(rows_.head(row), p_.shape.num_heads_q - 1);
-        factor[slot] *= lse.of[slot].template join_sink<Machine>(load_sink<Machine, C.out_type>(p_.sink, head), seen);
-        // A sink that takes all leaves a row its NaN, and one that is a NaN makes the row one.
-        if (factor[slot] < kLeastNormal) factor[slot] = kLeastNormal;
-        if (!used || !seen) factor[slot] = 0.0f;
-      }
-      if (!used) lse.of[slot] = {-kInfinity, 0.0f};
-      if constexpr (!C.split) lse.of[slot] = {lse.of[slot].sum(), 0.0f};  // one register until it is stored
-      if constexpr (C.dropout) factor[slot] *= p_.score.dropout_scale;
-      if constexpr (C.fp8()) factor[slot] *= value_scale;
+      usual &= is_used(slot);
+      usual &= softmax.has_small_lse(slot);
     }
-    // Selecting costs as much as scaling, and rows that see nothing are few.
-    if (Machine::any(factor[0] == 0.0f || factor[1] == 0.0f)) {
-      O.scale_or_clear_rows(factor);
-    } else {
-      O.scale_rows(factor);
+    if (Machine::any(!usual)) return normalize_with_care(softmax, value_scale, O);
+    typename Out::PerRow factor;
+    LseOfRows lse;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Out::kSlots; ++slot) {
+      lse.of[slot] = softmax.small_lse(slot);
+      factor[slot] = Machine::reciprocal(softmax.row_sum[slot]);
+      complete(slot, true, value_scale, lse.of[slot], factor[slot]);
     }
+    O.scale_rows(factor);
     return lse;
   }
 
@@ -135,6 +120,52 @@ class ForwardEpilogue {
  private:
   TILEWISE_INLINE ColumnBoxes<C.turned_columns> columns() const {
     return {p_.out_map, p_.out_first_map, p_.v_starts, key_head<C>(p_, work_)};
+  }
+
+  TILEWISE_INLINE float value_scale() const {
+    if constexpr (!C.fp8()) return 1.0f;
+    return load_scale<Machine>(p_.v_scale, work_.batch, key_head<C>(p_, work_));
+  }
+  TILEWISE_INLINE bool is_used(int slot) const { return rows_.is_among(rows_.row_of_slot(slot), work_.seqlen_q); }
+
+  /// The greatest weight of a row that sees something is far from 0, and NaN among its scores makes the sum a NaN: a
+  /// sum of 0 is that of a row that sees nothing.
+  template <class Softmax, class Out>
+  TILEWISE_INLINE LseOfRows normalize_with_care(const Softmax& softmax, float value_scale, Out& O) const {
+    typename Out::PerRow factor;
+    LseOfRows lse;
+    const float natural = natural_scale();
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Out::kSlots; ++slot) {
+      const float sum = softmax.row_sum[slot];
+      const bool used = is_used(slot), seen = sum != 0.0f;
+      lse.of[slot] = softmax.lse(slot, sum, natural);
+      factor[slot] = used && seen ? 1.0f / sum : 0.0f;
+      complete(slot, seen, value_scale, lse.of[slot], factor[slot]);
+      if (!used) lse.of[slot] = {-kInfinity, 0.0f};
+      if (!used || !seen) factor[slot] = 0.0f;
+    }
+    // Selecting costs as much as scaling, and rows that see nothing are few.
+    if (Machine::any(factor[0] == 0.0f || factor[1] == 0.0f)) {
+      O.scale_or_clear_rows(factor);
+    } else {
+      O.scale_rows(factor);
+    }
+    return lse;
+  }
+
+  /// The sink, and what else a row's weights are multiplied by. seen: whether the row has weights.
+  TILEWISE_INLINE void complete(int slot, [[maybe_unused]] bool seen, float value_scale, RowLse& lse,
+                                float& factor) const {
+    if constexpr (C.sink) {
+      const int64_t head = minimum<int64_t>(rows_.head(rows_.row_of_slot(slot)), p_.shape.num_heads_q - 1);
+      factor *= lse.template join_sink<Machine>(load_sink<Machine, C.out_type>(p_.sink, head), seen);
+      // A sink that takes all leaves a row its NaN, and one that is a NaN makes the row one.
+      if (factor < kLeastNormal) factor = kLeastNormal;
+    }
+    if constexpr (!C.split) lse = {lse.sum(), 0.0f};  // one register until it is stored
+    if constexpr (C.dropout) factor *= p_.score.dropout_scale;
+    if constexpr (C.fp8()) factor *= value_scale;
   }
 
   template <class Out>

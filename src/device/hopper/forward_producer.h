@@ -10,7 +10,7 @@
 
 namespace tilewise::device {
 
-template <class Machine, HopperForwardConfig C>
+template <class Machine, auto C>
 class ForwardProducer {
   using Shared = HopperForwardShared<Machine, C>;
   using QueryTile = typename Shared::QueryTile;
@@ -20,7 +20,7 @@ class ForwardProducer {
                        kBiasChunks = (C.block_n * bias_bytes(C) + kBiasRowBytes - 1) / kBiasRowBytes;
 
  public:
-  TILEWISE_INLINE ForwardProducer(const HopperForwardParams& params, Shared& shared) : p_(params), shared_(shared) {
+  TILEWISE_INLINE ForwardProducer(const ForwardParamsOf<C>& params, Shared& shared) : p_(params), shared_(shared) {
     heads_of_group_ = C.pack_gqa ? 1 : static_cast<int32_t>(p_.shape.num_heads_q / p_.shape.num_heads_k);
   }
 
@@ -61,6 +61,19 @@ class ForwardProducer {
           raws.advance();
         }
       };
+      if constexpr (skips_tiles<C>()) {
+        bool first = true;
+        for_each_key_tile<Machine, C, false>(p_, work, [&](int32_t tile) {
+          const int32_t row = work.k_row + tile * C.block_n;
+          load_keys(row);
+          if (first) load_rows(rows, work, Columns(p_.q_map, p_.q_first_map, p_.k_starts, head));
+          load_raw_values(row);
+          if (first) source.ask();  // the answer takes as long as some tiles
+          first = false;
+        });
+        rows.advance();
+        continue;
+      }
       const auto load_both = [&](int32_t row) { load_keys(row), load_raw_values(row); };
       int32_t row = work.k_row + work.begin * C.block_n;
       const int32_t last = work.k_row + (work.end - 1) * C.block_n;
@@ -104,15 +117,15 @@ class ForwardProducer {
       const WorkTile work = take_work<Machine>(shared_, works);
       if (work.tile == WorkTile::kNoMore) break;
       const auto batch_head = static_cast<uint32_t>(work.batch * p_.shape.num_heads_q + work.head);
-      TILEWISE_NO_UNROLL
-      for (int32_t tile = work.begin; tile < work.end; ++tile, keys.advance()) {
+      for_each_key_tile<Machine, C, true>(p_, work, [&](int32_t tile) {
         const DropoutColumn column =
             dropout_column(seed.seed, seed.offset, batch_head, static_cast<uint32_t>((tile * kColumns + lane) / kPairs),
                            static_cast<uint32_t>(lane % kPairs));
         keys.wait_empty(shared_.key_ring);
         if (lane < kColumns) Machine::store_shared(&shared_.draws.columns[keys.stage][lane], column);
         arrive_as_lanes(shared_.key_ring.full[keys.stage]);
-      }
+        keys.advance();
+      });
     }
   }
 
@@ -126,16 +139,13 @@ class ForwardProducer {
       if (work.tile == WorkTile::kNoMore) break;
       const int32_t head = work.head / heads_of_group_;
       KeyBoxes<Machine, C> boxes(p_, Columns(p_.v_map, p_.v_first_map, p_.v_starts, head), work, head);
-      TILEWISE_NO_UNROLL
-      for (int32_t tile = work.begin; tile < work.end; ++tile, values.advance()) {
+      for_each_key_tile<Machine, C, true>(p_, work, [&](int32_t tile) {
         auto& to = shared_.values[values.stage];
         Barrier<Machine>& full = shared_.value_ring.full[values.stage];
         const int32_t used = work.seqlen_k - tile * C.block_n, stray = boxes.stray_rows(tile);
         values.wait_empty(shared_.value_ring);
-        if ((!C.lengths || used >= C.block_n) && stray == 0) {
-          boxes.load(to, full, tile);
-          continue;
-        }
+        values.advance();
+        if ((!C.lengths || used >= C.block_n) && stray == 0) return boxes.load(to, full, tile);
         // Weights past the end are 0, but 0 times what lies there need not be.
         boxes.load(to, shared_.last_values, tile);
         shared_.last_values.wait(parity);
@@ -145,7 +155,7 @@ class ForwardProducer {
         Machine::fence_shared_writes();
         Machine::wave_sync();
         if (leads) full.arrive();
-      }
+      });
     }
   }
 
@@ -244,7 +254,7 @@ class ForwardProducer {
     }
   }
 
-  const HopperForwardParams& p_;
+  const ForwardParamsOf<C>& p_;
   Shared& shared_;
   int32_t heads_of_group_;
 };

@@ -3,6 +3,7 @@
 
 #include "device/attention/dropout.h"
 #include "device/attention/scores.h"
+#include "device/hopper/column_place.h"
 #include "device/hopper/forward_bias.h"
 #include "device/hopper/forward_work.h"
 #include "device/sm90/warpgroup.h"
@@ -10,7 +11,7 @@
 namespace tilewise::device {
 
 /// Rows of a warpgroup as (query, head) pairs.
-template <class Machine, HopperForwardConfig C>
+template <class Machine, auto C>
 struct QueryRows {
   int32_t first_query, first_head, group, queries;
 
@@ -37,26 +38,29 @@ TILEWISE_INLINE float load_scale(const HeadScales& scales, int32_t batch, int32_
 }
 
 /// The key head of a tile of queries.
-template <HopperForwardConfig C, class Work>
+template <auto C, class Work>
 TILEWISE_INLINE int32_t key_head(const HopperForwardParams& p, const Work& work) {
   return C.pack_gqa ? work.head : work.head / static_cast<int32_t>(p.shape.num_heads_q / p.shape.num_heads_k);
 }
 
 /// What the scores of a lane's two rows depend on. What a config has no use for is left to the optimiser.
-template <class Machine, HopperForwardConfig C>
+template <class Machine, auto C>
 class ScoreRows {
+  using Functions = FunctionsOf<C>;
+
  public:
+  using Params = ForwardParamsOf<C>;
   /// Scores that are capped and nothing else stay divided by softcap, which the softmax's own factor makes good.
-  static constexpr bool kCapsAlone = C.softcap && !C.alibi && C.bias_type == kBiasNone;
+  static constexpr bool kCapsAlone = C.softcap && !C.alibi && C.bias_type == kBiasNone && !Functions::kModifies;
   /// Slopes alone may come before the scale.
-  static constexpr bool kSlopesProducts = C.alibi && !C.softcap && C.bias_type == kBiasNone;
+  static constexpr bool kSlopesProducts = C.alibi && !C.softcap && C.bias_type == kBiasNone && !Functions::kModifies;
   /// Slopes, divided by the scale, whose products with distances are numbers.
   static constexpr float kMostFall = 0x1p90f;
   /// Slopes up to which the two parts of a line, each of some 128 columns where weights matter, round a score by 2^-13
   /// at most.
   static constexpr float kMostOfLine = 8.0f;
 
-  TILEWISE_INLINE void begin(const HopperForwardParams& p, const SharedWork<Machine>& work, int32_t warpgroup) {
+  TILEWISE_INLINE void begin(const Params& p, const SharedWork<Machine>& work, int32_t warpgroup) {
     const QueryRows<Machine, C> rows(p, work, warpgroup);
     // A tile of unused queries reads some bias too, and drops what comes of it.
     const Sequence s{work.q_row, work.k_row,  maximum<int32_t>(work.seqlen_q, 1), work.seqlen_k, work.all_q,
@@ -114,12 +118,13 @@ class ScoreRows {
   /// Applies the options that C names to scores of the tile that begins with first_key, unless that is a plain scale,
   /// and hides what the rows do not see where kMasked. A bias that comes in boxes has been read.
   template <bool kMasked, class Scores>
-  TILEWISE_INLINE void adjust(Scores& S, const ScoreParams& p, int32_t first_key) const {
+  TILEWISE_INLINE void adjust(Scores& S, const Params& params, int32_t first_key) const {
+    const ScoreParams& p = params.score;
     const int32_t origin = lane_origin(first_key);
     if constexpr (!C.plain_scale) {
       if (kSlopesProducts && slopes_products_) {
         slope_products(S, origin);
-        if constexpr (kMasked) hide(S, p, origin);
+        if constexpr (kMasked) hide(S, params, origin);
         return;
       }
       if constexpr (C.softcap) cap(S);
@@ -134,15 +139,16 @@ class ScoreRows {
         }
       }
       if constexpr (C.alibi) slope(S, origin);
+      if constexpr (Functions::kModifies) modify<kMasked>(S, params, origin);
     }
-    if constexpr (kMasked) hide(S, p, origin);
+    if constexpr (kMasked) hide(S, params, origin);
   }
 
   /// adjust<false>() but for `rest`, which is still to be added to this lane's scores of each row. Where a tile's keys
   /// lie on one side of all of a warp's diagonals, ALiBi is a line, of which a score takes one instruction then, for
   /// its column's part.
   template <class Scores, class PerRow>
-  TILEWISE_INLINE void adjust_but(PerRow& rest, Scores& S, const ScoreParams& p, int32_t first_key) const {
+  TILEWISE_INLINE void adjust_but(PerRow& rest, Scores& S, const Params& p, int32_t first_key) const {
     static_assert(kSlopesProducts);
     bool behind = true, ahead = true;
     for (int slot = 0; slot < 2; ++slot) {
@@ -233,9 +239,44 @@ class ScoreRows {
     }
   }
 
+  /// The problem's own function of each score, in natural units.
+  template <bool kMasked, class Scores>
+  TILEWISE_INLINE void modify(Scores& S, const Params& params, int32_t origin) const {
+    const ColumnPlace key(origin);
+    S.for_each(0, [&](int slot, int col, auto&& x) {
+      const RowOf<C>& row = row_[slot];
+      x = with_plain_nan<Machine>(
+          Functions::template score<Machine>(params.tables, x, row.batch, row.head, row.query, key.at(col)));
+    });
+    // Hidden before any number is looked at, whatever the function makes of it.
+    if constexpr (C.bias_type == kBiasBool && C.bias_boxes) {
+      bias_.hide(S);
+    } else if constexpr (C.bias_type == kBiasBool) {
+      if (seqlen_k_ == 0) return;
+      S.for_each(0, [&](int slot, int col, auto&& x) {
+        const int64_t key = kMasked ? minimum(origin + col, seqlen_k_ - 1) : origin + col;
+        x = is_left_by_bias<Machine>(params.score, row_[slot].bias + key * params.score.bias.key_stride) ? x
+                                                                                                         : -kInfinity;
+      });
+    }
+  }
+
+  /// By options, and then by the problem's own function.
+  template <class Scores>
+  TILEWISE_INLINE void hide(Scores& S, const Params& params, int32_t origin) const {
+    hide_outside_range(S, params.score, origin);
+    if constexpr (Functions::kHides) {
+      S.for_each(0, [&](int slot, int col, auto&& x) {
+        const RowOf<C>& row = row_[slot];
+        x = Functions::template sees<Machine>(params.tables, row.batch, row.head, row.query, origin + col) ? x
+                                                                                                           : -kInfinity;
+      });
+    }
+  }
+
   /// A comparison with a constant a score, two where a window hides keys on the left; of wide tiles words of bits then.
   template <class Scores>
-  TILEWISE_INLINE void hide(Scores& S, const ScoreParams& p, int32_t origin) const {
+  TILEWISE_INLINE void hide_outside_range(Scores& S, const ScoreParams& p, int32_t origin) const {
     constexpr bool kByBits = C.windowed && C.block_n > 64;
     int32_t first[2] = {0, 0}, last[2];
     TILEWISE_UNROLL
@@ -277,7 +318,7 @@ class ScoreRows {
   }
 
   int32_t seqlen_k_;
-  RowScore row_[2];
+  RowOf<C> row_[2];
   DropoutSeed seed_;
   float product_scale_;
   float slope_[2];        // of ALiBi, as products have it where it comes before the scale

@@ -19,7 +19,8 @@ struct alignas(16) WorkTileOf {
   Number seqlen_q, seqlen_k, all_q;  // used queries and keys, queries in memory
   Number diagonal;                   // query i stands at key i + diagonal
   Number k_batch;                    // entry of k and v, or row of the block table, that has its keys
-  Number first_key;                  // none before it is seen
+  Number first_key;                  // none before it is seen; of listed tiles where the second entry stands
+  Number first_entry;                // of listed tiles
 };
 using WorkTile = WorkTileOf<int32_t>;
 /// One that lies in shared memory.
@@ -31,32 +32,32 @@ inline constexpr int kWorkStages = 4;
 inline constexpr int kRawStages = 2;
 
 /// V in fp8 as it comes. The matrix unit wants K-major operands, so that warps transpose it.
-template <HopperForwardConfig C, bool kTransposed>
+template <auto C, bool kTransposed>
 struct RawValues {
   using RawTile = SwizzledTile<C.block_n, C.head_dim_v, 1>;
   RawTile raw_values[kRawStages];
 };
-template <HopperForwardConfig C>
+template <auto C>
 struct RawValues<C, false> {};
 
 /// A bias that comes in boxes: each warpgroup's own rows of it, beside each stage of K.
-template <HopperForwardConfig C, bool kInBoxes>
+template <auto C, bool kInBoxes>
 struct BiasStages {
   using BiasTile = SwizzledTile<C.kRows, C.block_n, bias_bytes(C), C.bias_row_bytes()>;
   BiasTile bias[C.stages][C.consumers()];
 };
-template <HopperForwardConfig C>
+template <auto C>
 struct BiasStages<C, false> {};
 
 /// What draws of dropout have in common, beside each stage of K: of every 32 keys and a pair in 8 of them.
-template <HopperForwardConfig C>
+template <auto C>
 struct DrawStages {
   DropoutColumn columns[C.stages][C.block_n / 8];
 };
 
 /// In a cluster, both blocks' stages of K and V are refilled together, half of the keys by each block. So a stage is
 /// empty once the readers of both have handed it back, and full once both halves have landed.
-template <class Machine, HopperForwardConfig C>
+template <class Machine, auto C>
 struct HopperForwardShared : RawValues<C, C.fp8()>, BiasStages<C, C.bias_boxes != 0> {
   static constexpr int kTransposers = C.fp8() ? 3 : 0;            // warps
   static constexpr int kValueWarps = C.fp8() ? kTransposers : 1;  // who leave V as it is multiplied
@@ -108,6 +109,7 @@ TILEWISE_INLINE WorkTile take_work(Shared& shared, RingPlace<kWorkStages>& place
   work.tile = slot.tile, work.head = slot.head, work.batch = slot.batch, work.k_batch = slot.k_batch;
   work.begin = slot.begin, work.end = slot.end;
   work.k_row = slot.k_row, work.seqlen_k = slot.seqlen_k, work.first_key = slot.first_key;
+  work.first_entry = slot.first_entry;
   Machine::wave_sync();
   if (Machine::thread() % 32 == 0) shared.work_ring.empty[place.stage].arrive();
   place.advance();

@@ -3,11 +3,11 @@
 // weights, so that weights are an operand as they are rounded.
 #pragma once
 
-#include "device/hopper/forward_shared.h"
+#include "device/hopper/forward_work.h"
 
 namespace tilewise::device {
 
-template <class Machine, HopperForwardConfig C>
+template <class Machine, auto C>
 class ValueTransposer {
   using Shared = HopperForwardShared<Machine, C>;
   static constexpr int kKeys = 32, kDims = 16;  // of a block: what a lane's four matrices of 8 x 16 bytes hold
@@ -18,7 +18,8 @@ class ValueTransposer {
 
  public:
   /// index: which of the warps.
-  TILEWISE_INLINE ValueTransposer(Shared& shared, int32_t index) : shared_(shared), index_(index) {
+  TILEWISE_INLINE ValueTransposer(const ForwardParamsOf<C>& params, Shared& shared, int32_t index)
+      : p_(params), shared_(shared), index_(index) {
     const int32_t lane = Machine::lane(), row = lane % 8, matrix = lane / 8;
     // Of 16 dims the lanes of a quarter hold two each, an even and an odd one. Those of the upper half store the odd
     // one first, lest rows of a matrix that share a swizzle meet in a bank.
@@ -36,8 +37,7 @@ class ValueTransposer {
     for (;;) {
       const WorkTile work = take_work<Machine>(shared_, works);
       if (work.tile == WorkTile::kNoMore) break;
-      TILEWISE_NO_UNROLL
-      for (int32_t tile = work.begin; tile < work.end; ++tile, raw.advance(), values.advance()) {
+      for_each_key_tile<Machine, C, true>(p_, work, [&](int32_t tile) {
         const int32_t used = work.seqlen_k - tile * C.block_n;
         raw.wait_full(shared_.raw_ring);
         values.wait_empty(shared_.value_ring);
@@ -54,7 +54,8 @@ class ValueTransposer {
           shared_.raw_ring.empty[raw.stage].arrive();
           shared_.value_ring.full[values.stage].arrive();
         }
-      }
+        raw.advance(), values.advance();
+      });
     }
   }
 
@@ -102,6 +103,7 @@ class ValueTransposer {
            (first + 9 < count ? 0xFF000000u : 0u);
   }
 
+  const ForwardParamsOf<C>& p_;
   Shared& shared_;
   int32_t index_, stored_dim_, stored_piece_;
   uint32_t first_bytes_, second_bytes_;

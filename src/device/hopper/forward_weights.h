@@ -9,12 +9,13 @@
 
 namespace tilewise::device {
 
-template <class Ops, HopperForwardConfig C>
+template <class Ops, auto C>
 class ForwardWeights {
   using Machine = typename Ops::Machine;
   using Rows = ScoreRows<Machine, C>;
 
  public:
+  using Params = ForwardParamsOf<C>;
   using Scores = Fragment<Ops, 16, C.block_n>;  // a warp's part of its warpgroup's 64 rows
   using Out = Fragment<Ops, 16, C.head_dim_v>;
   using Softmax = SteadySoftmax<Scores, C.v_type, C.watch_weights != 0>;
@@ -25,7 +26,7 @@ class ForwardWeights {
   WgmmaRegisters P[C.block_n / C.depth()];
   Softmax softmax;
 
-  TILEWISE_INLINE explicit ForwardWeights(const HopperForwardParams& p)
+  TILEWISE_INLINE explicit ForwardWeights(const Params& p)
       : scale_(Rows::kOneScale ? rows_.natural_scale(p.score) * kLog2E : 1.0f) {}
 
   TILEWISE_INLINE void clear() {
@@ -34,21 +35,22 @@ class ForwardWeights {
 
   /// S of the first tile of keys becomes P. `once_free` runs when P's registers and O are no more the matrix unit's.
   template <class BiasTile, class OnceFree>
-  TILEWISE_INLINE void start(const HopperForwardParams& p, const SharedWork<Machine>& work, int32_t warpgroup,
-                             int32_t tile, bool masked, BiasTile& bias, Out& O, const OnceFree& once_free) {
+  TILEWISE_INLINE void start(const Params& p, const SharedWork<Machine>& work, int32_t warpgroup, int32_t tile,
+                             bool masked, BiasTile& bias, Out& O, const OnceFree& once_free) {
     rows_.begin(p, work, warpgroup);
     fetch_bias(bias);
     draw(p, tile);
     if constexpr (!Rows::kOneScale) scale_ = rows_.natural_scale(p.score) * kLog2E;
     if (masked) {
-      rows_.template adjust<true>(S, p.score, tile * C.block_n);
+      rows_.template adjust<true>(S, p, tile * C.block_n);
     } else {
-      rows_.template adjust<false>(S, p.score, tile * C.block_n);
+      rows_.template adjust<false>(S, p, tile * C.block_n);
     }
+    bool all_near = true;
     if constexpr (C.bounded) {
       softmax.start_bounded(scale_);
     } else {
-      softmax.start(S, scale_);
+      all_near = softmax.start(S, scale_);
     }
     if constexpr (C.lengths) {
       const QueryRows<Machine, C> rows(p, work, warpgroup);
@@ -57,10 +59,13 @@ class ForwardWeights {
         if (!rows.is_among(rows.row_of_slot(slot), work.seqlen_q)) softmax.ignore(slot);
       }
     }
-    const bool far = !C.bounded && softmax.has_far(scale_);
-    if constexpr (C.watch_sums) careful_ = softmax.has_unseen() || far;
+    if constexpr (C.watch_sums) careful_ = false;
     NoRest rest;
-    softmax.subtract_far(S, scale_, rest, far);
+    if (!all_near) {
+      const bool far = softmax.find_far(scale_);
+      if constexpr (C.watch_sums) careful_ = softmax.has_unseen() || far;
+      softmax.subtract_far(S, scale_, rest, far);
+    }
     weigh(p, rest, O, once_free);
   }
 
@@ -71,7 +76,7 @@ class ForwardWeights {
     draws_.fetch(columns);
   }
   /// Dropout's draws for the tile of keys whose scores are under way, or the first ones.
-  TILEWISE_INLINE void draw(const HopperForwardParams& p, int32_t tile) {
+  TILEWISE_INLINE void draw(const Params& p, int32_t tile) {
     if constexpr (C.shares_draws()) {
       rows_.template draw_fetched<0, kEarlyDraws>(draws_, p.score);
     } else if constexpr (C.dropout) {
@@ -88,13 +93,13 @@ class ForwardWeights {
   /// S of a later tile becomes P. Where sums or weights are watched, scores are compared only in masked tiles, in which
   /// rows see their first key, and after a sum has grown, since more of that kind are to be expected.
   template <bool kMasked, class OnceFree>
-  TILEWISE_INLINE void become(const HopperForwardParams& p, int32_t tile, Out& O, const OnceFree& once_free) {
+  TILEWISE_INLINE void become(const Params& p, int32_t tile, Out& O, const OnceFree& once_free) {
     if constexpr (Rows::kSlopesProducts && !kMasked) {
       PerRow rest;
-      rows_.adjust_but(rest, S, p.score, tile * C.block_n);
+      rows_.adjust_but(rest, S, p, tile * C.block_n);
       adjusted_become<kMasked>(p, rest, O, once_free);
     } else {
-      rows_.template adjust<kMasked>(S, p.score, tile * C.block_n);
+      rows_.template adjust<kMasked>(S, p, tile * C.block_n);
       NoRest rest;
       adjusted_become<kMasked>(p, rest, O, once_free);
     }
@@ -103,8 +108,7 @@ class ForwardWeights {
   /// Where sums or weights are watched: lowers the weights of rows that have grown far. Q, K and the bias are what the
   /// scores of this tile of keys came from.
   template <class RowTile, class KeyTile, class BiasTile>
-  TILEWISE_INLINE void watch(const HopperForwardParams& p, int32_t tile, Out& O, RowTile& Q, KeyTile& K,
-                             BiasTile& bias) {
+  TILEWISE_INLINE void watch(const Params& p, int32_t tile, Out& O, RowTile& Q, KeyTile& K, BiasTile& bias) {
     if constexpr (C.watch_weights) {
       watch_weights(O, Q, K);
     } else {
@@ -115,15 +119,14 @@ class ForwardWeights {
  private:
   /// A sum that has grown far lowers its row's weights by a power of 2.
   template <class RowTile, class KeyTile, class BiasTile>
-  TILEWISE_INLINE void watch_sums(const HopperForwardParams& p, int32_t tile, Out& O, RowTile& Q, KeyTile& K,
-                                  BiasTile& bias) {
+  TILEWISE_INLINE void watch_sums(const Params& p, int32_t tile, Out& O, RowTile& Q, KeyTile& K, BiasTile& bias) {
     if (!softmax.has_grown()) return;
     careful_ = true;
     const PerRow lost = softmax.lost_rows(sum_before_);
     if (Machine::any(lost[0] + lost[1] > 0.0f)) {
       multiply_again(Q, K);
       fetch_bias(bias);
-      rows_.template adjust<false>(S, p.score, tile * C.block_n);
+      rows_.template adjust<false>(S, p, tile * C.block_n);
       weigh_again(O, lost);
     }
     PerRow factor;
@@ -180,7 +183,7 @@ class ForwardWeights {
 
   /// `rest`: what S still lacks, by rows.
   template <bool kMasked, class Rest, class OnceFree>
-  TILEWISE_INLINE void adjusted_become(const HopperForwardParams& p, Rest& rest, Out& O, const OnceFree& once_free) {
+  TILEWISE_INLINE void adjusted_become(const Params& p, Rest& rest, Out& O, const OnceFree& once_free) {
     PerRow factor;
     const bool compares = !C.bounded && (kMasked || !C.watches() || (C.watch_sums && careful_));
     const uint32_t moved = compares ? softmax.move(S, scale_, factor, rest) : 0;
@@ -194,7 +197,7 @@ class ForwardWeights {
   }
 
   template <class Rest, class OnceFree>
-  TILEWISE_INLINE void weigh(const HopperForwardParams& p, const Rest& rest, Out& O, const OnceFree& once_free) {
+  TILEWISE_INLINE void weigh(const Params& p, const Rest& rest, Out& O, const OnceFree& once_free) {
     if constexpr (C.shares_draws()) rows_.template draw_fetched<kEarlyDraws, kDraws>(draws_, p.score);
     TileSums sums;
     softmax.template weigh<0, kHalf>(S, scale_, sums, rest);

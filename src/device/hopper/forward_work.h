@@ -4,10 +4,14 @@
 #include "device/hopper/forward_shared.h"
 #include "device/hopper/params.h"
 #include "device/hopper/tile_order.h"
+#include "device/hopper/tile_walk.h"
 #include "device/kv_cache/sequence.h"
 #include "device/sm90/tile_counter.h"
 
 namespace tilewise::device {
+
+template <auto C>
+using ForwardParamsOf = WithTablesOf<C, HopperForwardParams>;
 
 /// Tiles of keys [begin, end).
 struct KeyTiles {
@@ -15,7 +19,7 @@ struct KeyTiles {
 };
 
 /// Tiles that hold a key which one of the queries [first, last] sees; perhaps none.
-template <HopperForwardConfig C, class Number>
+template <auto C, class Number>
 TILEWISE_INLINE KeyTiles seen_tiles(const KeyBand& band, const WorkTileOf<Number>& work, int32_t first, int32_t last) {
   int32_t begin = 0, end = work.seqlen_k;
   if constexpr (C.windowed) begin = maximum(first + work.diagonal + band.low, 0);
@@ -24,7 +28,7 @@ TILEWISE_INLINE KeyTiles seen_tiles(const KeyBand& band, const WorkTileOf<Number
 }
 
 /// Tiles of which each query in [first, last] sees every key.
-template <HopperForwardConfig C, class Number>
+template <auto C, class Number>
 TILEWISE_INLINE KeyTiles full_tiles(const KeyBand& band, const WorkTileOf<Number>& work, int32_t first, int32_t last) {
   int32_t begin = 0, end = work.seqlen_k;
   if constexpr (C.windowed) begin = maximum(last + work.diagonal + band.low, 0);
@@ -34,13 +38,13 @@ TILEWISE_INLINE KeyTiles full_tiles(const KeyBand& band, const WorkTileOf<Number
 
 /// Hands out tiles of queries, each with the keys it sees: scheduled beforehand, or from a counter in memory. The
 /// blocks of a cluster have neighbouring ones, with the keys that either sees. Used by one thread.
-template <class Machine, HopperForwardConfig C>
+template <class Machine, auto C>
 class WorkSource {
   static constexpr int32_t kBlocks = C.blocks_of_cluster();
   static_assert(kBlocks == 1 || !C.dynamic, "no counter tells the other block");
 
  public:
-  TILEWISE_INLINE explicit WorkSource(const HopperForwardParams& params) : p_(params), counter_(params.tile_counter) {
+  TILEWISE_INLINE explicit WorkSource(const ForwardParamsOf<C>& params) : p_(params), counter_(params.tile_counter) {
     const TileOrder& order = p_.order;
     total_ = order.num_tiles * order.num_heads * order.batch_size * parts();
     next_ = cluster();
@@ -118,6 +122,10 @@ class WorkSource {
       work.first_key = maximum(first + work.diagonal + key_band(p_.score).low, 0);
     }
     if constexpr (C.split) take_part(work);
+    if constexpr (skips_tiles<C>()) {
+      const WalkStart start = walk_start<Machine>(p_, work.batch, work.tile, work.begin, work.end);
+      work.first_entry = static_cast<int32_t>(start.entry), work.first_key = start.next;
+    }
     return true;
   }
   /// Leaves of its tiles of keys those of one part. A part without any takes the first tile and hides it: what it
@@ -129,7 +137,7 @@ class WorkSource {
     if (work.begin == work.end) work.begin = 0, work.end = 1, work.seqlen_k = 0;
   }
 
-  const HopperForwardParams& p_;
+  const ForwardParamsOf<C>& p_;
   TileCounter<Machine> counter_;
   int32_t total_, next_, round_ = 0;
 };

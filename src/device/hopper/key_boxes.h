@@ -6,6 +6,7 @@
 #include "device/hopper/forward_shared.h"
 #include "device/hopper/params.h"
 #include "device/kv_cache/places.h"
+#include "device/sm90/load.h"
 
 namespace tilewise::device {
 
@@ -16,17 +17,12 @@ TILEWISE_INLINE void copy_columns(Tile& to, int32_t to_row, const ColumnBoxes<kM
   boxes.template for_each<Machine, Tile::kChunks, Tile::kChunkColumns>(
       [&](int c, const TensorMap& map, int32_t column) {
         uint8_t* const place = to.chunk(c) + to_row * kChunkRowBytes;
-        if constexpr (kBlocks > 1) {
-          constexpr uint32_t kAll = (1u << kBlocks) - 1;
-          Machine::copy_box_to_blocks(kAll, place, map, landed.state(), column, row, head, batch);
-        } else {
-          Machine::copy_box(place, map, landed.state(), column, row, head, batch);
-        }
+        load_box<kBlocks>(place, map, landed, column, row, head, batch);
       });
 }
 
 /// A tile of contiguous keys from `row` on, by one thread: in a cluster each block's half of it, to both.
-template <HopperForwardConfig C, class Machine, class Tile>
+template <auto C, class Machine, class Tile>
 TILEWISE_INLINE void copy_keys(Tile& to, const ColumnBoxes<C.turned_columns>& boxes, Barrier<Machine>& landed,
                                int32_t row, int32_t head, int32_t batch) {
   int32_t share = 0;
@@ -35,7 +31,7 @@ TILEWISE_INLINE void copy_keys(Tile& to, const ColumnBoxes<C.turned_columns>& bo
 }
 
 /// Those that one tile of queries sees.
-template <class Machine, HopperForwardConfig C>
+template <class Machine, auto C>
 class KeyBoxes {
   static constexpr bool kPaged = C.page_size != 0;
   static constexpr int32_t kKeys = C.keys_of_box(), kBoxes = C.block_n / kKeys;

@@ -5,13 +5,13 @@
 #include "device/hopper/latent_consumer.h"
 #include "device/hopper/latent_producer.h"
 #include "device/sm90/contract.h"
+#include "device/sm90/roles.h"
 
 namespace tilewise::device {
 
 template <Sm90TileOps Ops, HopperLatentConfig C>
 class HopperLatent {
   using Machine = typename Ops::Machine;
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
  public:
   using Params = HopperLatentParams;
@@ -20,7 +20,7 @@ class HopperLatent {
   TILEWISE_INLINE static void run(const HopperLatentParams& params, Shared& shared) {
     if (Machine::thread() == 0) {
       shared.init_barriers();
-      Machine::prefetch_map(params.q_map), Machine::prefetch_map(params.k_map);
+      prefetch_maps<Machine>(params.q_map, params.k_map);
     }
     if constexpr (C.clustered) Machine::arrive_at_cluster();
     if constexpr (!C.clustered) Machine::barrier();
@@ -30,14 +30,13 @@ class HopperLatent {
     if constexpr (C.clustered) Machine::wait_for_cluster();  // the barriers of both stand
     // Of a packed sequence with fewer queries, or a place without a part; both blocks of a cluster alike.
     if (work.first_query >= work.all_q) return;
-    if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
-      Machine::template dealloc_registers<kProducerRegisters>();
-      LatentProducer<Machine, C>(params, shared, work).run();
-      if constexpr (C.clustered) Machine::arrive_at_cluster();
-    } else {
-      Machine::template alloc_registers<kConsumerRegisters>();
-      LatentConsumer<Ops, C>(params, shared, work).run();
-    }
+    run_roles<Machine, C.kConsumers>(
+        [&](int) TILEWISE_INLINE_LAMBDA {
+          LatentProducer<Machine, C>(params, shared, work).run();
+          if constexpr (C.clustered) Machine::arrive_at_cluster();
+        },
+        [&](int32_t warpgroup)
+            TILEWISE_INLINE_LAMBDA { LatentConsumer<Ops, C>(params, shared, work, warpgroup).run(); });
     if constexpr (C.clustered) Machine::wait_for_cluster();  // the other's warps hand stages back to this block
   }
 };

@@ -5,7 +5,7 @@
 
 #include "device/hopper/latent_epilogue.h"
 #include "device/hopper/softmax.h"
-#include "device/sm90/matrix_descriptor.h"
+#include "device/sm90/mma.h"
 
 namespace tilewise::device {
 
@@ -13,21 +13,24 @@ template <class Ops, HopperLatentConfig C>
 class LatentConsumer {
   using Machine = typename Ops::Machine;
   using Shared = HopperLatentShared<Machine, C>;
+  using RowTile = typename Shared::RowTile;
+  using KeyTile = typename Shared::KeyTile;
   using Scores = Fragment<Ops, 16, C.kKeys>;
   using Out = Fragment<Ops, 16, C.head_dim_v / C.kConsumers>;
   using Softmax = SteadySoftmax<Scores, C.v_type, false, true>;
   using PerRow = typename Softmax::PerRow;
-  static constexpr int kDepth = 16, kStepBytes = 32, kSteps = C.kKeys / kDepth;
+  static constexpr int kDepth = kStepDepth<C.v_type>, kSteps = C.kKeys / kDepth;
   static constexpr int kSlots = Scores::kSlots, kComputing = C.kConsumers * kWarpgroupThreads;
   static constexpr bool kPingPong = !C.clustered;  // not measured where stages wait for both blocks of a cluster
 
  public:
-  TILEWISE_INLINE LatentConsumer(const HopperLatentParams& params, Shared& shared, const LatentWork& work)
+  TILEWISE_INLINE LatentConsumer(const HopperLatentParams& params, Shared& shared, const LatentWork& work,
+                                 int32_t warpgroup)
       : p_(params),
         shared_(shared),
         work_(work),
         rows_(params, work),
-        warpgroup_(uniform<Machine>(Machine::thread() / kWarpgroupThreads - 1)),
+        warpgroup_(warpgroup),
         scale_(params.score.softmax_scale * kLog2E) {}
 
   TILEWISE_INLINE void run() {
@@ -132,16 +135,15 @@ class LatentConsumer {
                K = MatrixDescriptor::of<Machine>(&shared_.keys[warpgroup_], 16);
     TILEWISE_UNROLL
     for (int k = first * kStepsAChunk; k < (first + count) * kStepsAChunk; ++k) {
-      const int32_t at = k / kStepsAChunk * Shared::KeyTile::kChunkBytes + k % kStepsAChunk * kStepBytes;
-      Machine::template wgmma<C.q_type, kKMajor, kKMajor>(S_.tile[0], Q.advanced(at), K.advanced(at), k > 0);
+      Machine::template wgmma<C.q_type, kKMajor, kKMajor>(S_.tile[0], Q.advanced(k_major_step<RowTile>(k)),
+                                                          K.advanced(k_major_step<KeyTile>(k)), k > 0);
     }
   }
-  static_assert(Shared::RowTile::kChunkBytes == Shared::KeyTile::kChunkBytes);
 
   /// This warpgroup's columns of the values in a stage.
   TILEWISE_INLINE MatrixDescriptor values_of(int32_t stage) const {
     return MatrixDescriptor::of<Machine>(shared_.keys[stage].chunk(warpgroup_ * Shared::kHalfChunks),
-                                         Shared::KeyTile::kChunkBytes);
+                                         KeyTile::kChunkBytes);
   }
   /// O += P V of this warpgroup's tile, whose weights are in its registers.
   TILEWISE_INLINE void issue_own_out() {
@@ -150,8 +152,7 @@ class LatentConsumer {
     Machine::wgmma_fence();
     TILEWISE_UNROLL
     for (int k = 0; k < kSteps; ++k) {
-      Machine::template wgmma<C.v_type, kMnMajor>(O_.tile[0], P_[k], V.advanced(k * kDepth * kChunkRowBytes), true,
-                                                  true);
+      Machine::template wgmma<C.v_type, kMnMajor>(O_.tile[0], P_[k], V.advanced(mn_major_step<KeyTile>(k)), true, true);
     }
     Machine::wgmma_commit();
   }
@@ -165,7 +166,7 @@ class LatentConsumer {
     TILEWISE_UNROLL
     for (int k = 0; k < kSteps; ++k) {
       Machine::template wgmma<C.v_type, kKMajor, kMnMajor>(O_.tile[0], P.advanced(k * kStepBytes),
-                                                           V.advanced(k * kDepth * kChunkRowBytes), true);
+                                                           V.advanced(mn_major_step<KeyTile>(k)), true);
     }
     Machine::wgmma_commit();
   }

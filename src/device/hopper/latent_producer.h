@@ -3,6 +3,7 @@
 
 #include "device/hopper/latent_shared.h"
 #include "device/kv_cache/places.h"
+#include "device/sm90/load.h"
 
 namespace tilewise::device {
 
@@ -50,11 +51,7 @@ class LatentProducer {
     const int32_t rows = p_.order.queries_of_tile * p_.order.heads_of_tile;
     const int32_t batch = p_.shape.cu_seqlens_q ? 0 : work_.batch;
     shared_.rows_landed.arrive_and_expect(RowTile::kChunks * rows * kChunkRowBytes);
-    TILEWISE_UNROLL
-    for (int c = 0; c < RowTile::kChunks; ++c) {
-      Machine::copy_box(shared_.rows.chunk(c), p_.q_map, shared_.rows_landed.state(), c * RowTile::kChunkColumns,
-                        work_.first_head, work_.q_row + work_.first_query, batch);
-    }
+    load_tile(shared_.rows, p_.q_map, shared_.rows_landed, 0, work_.first_head, work_.q_row + work_.first_query, batch);
   }
 
   /// Of this lane's box of a tile, a tile ahead: a copy that waits for its table takes twice as long.
@@ -126,12 +123,7 @@ class LatentProducer {
     TILEWISE_UNROLL
     for (int c = first; c < first + count; ++c) {
       uint8_t* const to = shared_.keys[place.stage].chunk(c) + Machine::lane() * kBoxKeys * kChunkRowBytes;
-      if constexpr (C.clustered) {
-        constexpr uint32_t kBoth = 3;
-        Machine::copy_box_to_blocks(kBoth, to, p_.k_map, landed.state(), c * KeyTile::kChunkColumns, within, 0, page);
-      } else {
-        Machine::copy_box(to, p_.k_map, landed.state(), c * KeyTile::kChunkColumns, within, 0, page);
-      }
+      load_box<C.blocks_of_cluster()>(to, p_.k_map, landed, c * KeyTile::kChunkColumns, within, 0, page);
     }
   }
 

@@ -91,6 +91,19 @@ constexpr bool is_turned(const OddStarts& starts, int32_t head) {
   return ((starts.base ^ (starts.head & head)) & 1) != 0;
 }
 
+/// What tile_lists makes of what mask_tiles has found.
+struct HopperTileListsParams {
+  TileClasses<const uint8_t> classes;
+  TileClasses<uint8_t> lists;  // as TileLists has them; of as many rows
+  int32_t num_rows;            // of all entries
+  int32_t unused;              // keeps the block free of holes
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("classes", p.classes), visit("lists", p.lists), visit("num_rows", p.num_rows), visit("unused", p.unused);
+  }
+};
+
 struct HopperForwardParams {
   // q and out: [dim, head of the group, seq, group, batch] with boxes [64, group, queries_per_warpgroup, 1, 1]; the
   // group is 1 where heads are not packed. k and v: [dim, seq, head, batch] with boxes [64, keys_of_box(), 1, 1]; of a
@@ -203,6 +216,7 @@ struct HopperBwdParams {
   const uint32_t* preprocess_done;
   int64_t rows_a_head, dq_accum_a_head, turns_a_head, dk_accum_a_block, dv_accum_a_block;
   int32_t preprocess_tiles;
+  int32_t unused[13];  // keep blocks with tables behind this one free of holes
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
@@ -218,6 +232,7 @@ struct HopperBwdParams {
     visit("tile_counter", p.tile_counter), visit("rows_a_head", p.rows_a_head);
     visit("dq_accum_a_head", p.dq_accum_a_head), visit("turns_a_head", p.turns_a_head);
     visit("dk_accum_a_block", p.dk_accum_a_block), visit("dv_accum_a_block", p.dv_accum_a_block);
+    visit("unused", p.unused);
   }
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/common/float8.h"
+#include "device/hopper/row_maxima.h"
 #include "device/hopper/steady_reference.h"
 #include "device/tile/fragment.h"
 
@@ -48,7 +49,12 @@ class SteadySoftmax {
     return factor;
   }
   /// Rows that have seen nothing yet.
-  TILEWISE_INLINE void clear() { bases_.fill(Reference::kUnseen), row_sum.fill(0.0f), limits_.fill(-kInfinity); }
+  TILEWISE_INLINE void clear() {
+    bases_.fill(Reference::kUnseen), row_sum.fill(0.0f), limits_.fill(-kInfinity);
+    far_ = false;
+  }
+  /// has_far(), once references have moved.
+  TILEWISE_INLINE bool find_far(float scale) { return far_ = has_far(scale); }
   /// Whether a row of the warp is far: scores are to be compared from then on.
   TILEWISE_INLINE bool has_far(float scale) const {
     bool far = false;
@@ -68,27 +74,49 @@ class SteadySoftmax {
       less[slot] = far ? reference(slot).far_score() : 0.0f;
       lacks[slot] = take_rest(rest, slot, far);
     }
-    S.for_each(0, [&](int slot, int, auto&& x) { x = (x + lacks[slot]) - less[slot]; });
+    S.for_each(0, [&](int slot, int, auto&& x) {
+      if constexpr (IsSame<Rest, NoRest>::value) {
+        x -= less[slot];
+      } else {
+        x = (x + lacks[slot]) - less[slot];
+      }
+    });
   }
+  /// Whether a row's log-sum-exp is small_lse(), and its sum one that reciprocal() is right for. Rows that are far or
+  /// have seen nothing have a base of 0.
+  TILEWISE_INLINE bool has_small_lse(int slot) const {
+    const float sum = row_sum[slot];
+    return (bases_[slot] != 0.0f) & RowLse::is_small_base(bases_[slot]) & (sum > 0x1p-126f) & (sum < 0x1p126f);
+  }
+  TILEWISE_INLINE RowLse small_lse(int slot) const { return RowLse::small<Machine>(bases_[slot], row_sum[slot]); }
   TILEWISE_INLINE RowLse lse(int slot, float sum, float natural) const {
     const Reference reference = this->reference(slot);
     const bool far = reference.is_far(natural * kLog2E);
     return RowLse::of<Machine>(far, far ? reference.far_score() : reference.base, sum, natural);
   }
 
-  /// Takes the first tile's maximum as reference.
-  TILEWISE_INLINE void start(const Scores& S, float scale) {
-    PerRow row_max = greatest_as<float>(S);
+  /// Takes the first tile's maximum as reference. False if a row of the warp may be far, or has seen nothing, which one
+  /// branch asks for all of them.
+  TILEWISE_INLINE bool start(const Scores& S, float scale) {
+    PerRow row_max = row_maxima<float>(S);
     reduce_rows<Machine, FragmentLayout>(row_max, [](float a, float b) { return higher(a, b); });
+    bool near = true;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
       row_sum[slot] = 0.0f;
-      take(slot, Reference::at(row_max[slot], scale));
+      take(slot, Reference::near(row_max[slot], scale));
+      near = near && RowReference::is_near_score(row_max[slot], scale);
     }
+    far_ = false;
+    if (!Machine::any(!near)) return true;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) take(slot, Reference::at(row_max[slot], scale));
+    return false;
   }
 
   /// Where no score passes 1, and none is below -1.
   TILEWISE_INLINE void start_bounded(float scale) {
+    far_ = false;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
       row_sum[slot] = 0.0f;
@@ -101,21 +129,24 @@ class SteadySoftmax {
   /// the rows beside it. `rest`: what this lane's scores of each row still lack.
   template <class Rest>
   TILEWISE_INLINE uint32_t move(Scores& S, float scale, PerRow& factor, Rest& rest) {
-    PerRow threshold, most, row_max = greatest_as<int32_t>(S);
+    PerRow threshold, most, row_max = row_maxima<int32_t>(S);
     bool comparable = true;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
       threshold[slot] = completed(limits_[slot], rest, slot, -1.0f);
-      comparable = comparable && threshold[slot] >= 0.0f && !hides_far(rest, slot, scale);
+      comparable = comparable && threshold[slot] >= 0.0f;
     }
+    comparable = comparable && !hides_far(rest);
     if (!Machine::any(!comparable || passes(row_max, threshold))) return 0;
+    bool all_can_step = kSteps;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
-      most[slot] = threshold[slot] + (can_step(slot, scale) ? step(scale) : 0.0f);
+      most[slot] = threshold[slot] + step(scale);
+      all_can_step = all_can_step && can_step(slot, scale);
     }
-    if (!kSteps || Machine::any(!comparable || passes(row_max, most))) {
+    if (Machine::any(!all_can_step || !comparable || passes(row_max, most))) {
       const uint32_t moved = move_far(S, row_max, threshold, most, comparable, scale, factor, rest);
-      if constexpr (!kSubtracts) subtract_far(S, scale, rest, has_far(scale));
+      if constexpr (!kSubtracts) subtract_far(S, scale, rest, find_far(scale));
       return moved;
     }
     // No row is far, or becomes it by a step.
@@ -231,7 +262,7 @@ class SteadySoftmax {
   /// had been compared, and of their slots a bit is set: O and S are then to be multiplied by `factor`. lost: 1 for
   /// rows whose greatest weight may be that of any score, which stay as they are.
   TILEWISE_INLINE uint32_t refer_to_weights(const Scores& S, float scale, PerRow& factor, PerRow& lost) {
-    PerRow most = greatest_as<int32_t>(S);
+    PerRow most = row_maxima<int32_t>(S);
     bool great[kSlots];
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -256,7 +287,7 @@ class SteadySoftmax {
 
   /// Lost rows take their greatest score as reference, beside which what they have seen counts for nothing.
   TILEWISE_INLINE void refer_to_lost(const Scores& S, float scale, const PerRow& lost, PerRow& factor) {
-    PerRow row_max = greatest_as<float>(S);
+    PerRow row_max = row_maxima<float>(S);
     reduce_rows<Machine, FragmentLayout>(row_max, [](float a, float b) { return higher(a, b); });
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -297,9 +328,9 @@ class SteadySoftmax {
   TILEWISE_INLINE static float completed(float x, const PerRow& rest, int slot, float scale) {
     return x + rest[slot] * scale;
   }
-  /// Whether a row is far and its threshold may not say so: it is the limit, below 0, where scores lack nothing.
-  TILEWISE_INLINE bool hides_far(const NoRest&, int, float) const { return false; }
-  TILEWISE_INLINE bool hides_far(const PerRow&, int slot, float scale) const { return reference(slot).is_far(scale); }
+  /// Whether a row may be far without its threshold saying so: that is the limit, below 0, where scores lack nothing.
+  TILEWISE_INLINE static bool hides_far(const NoRest&) { return false; }
+  TILEWISE_INLINE bool hides_far(const PerRow&) const { return far_; }
   /// What scores of a row that is far lack, and do no more.
   TILEWISE_INLINE static float take_rest(const NoRest&, int, bool) { return 0.0f; }
   TILEWISE_INLINE static float take_rest(PerRow& rest, int slot, bool far) {
@@ -329,11 +360,12 @@ class SteadySoftmax {
                                     float scale, PerRow& factor, const Rest& rest) {
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
+      if (!can_step(slot, scale)) most[slot] = threshold[slot];
       if (!reference(slot).is_far(scale)) continue;
       threshold[slot] = most[slot] = completed(reference(slot).far_score(), rest, slot, -1.0f);
     }
     if (Machine::any(!comparable)) {
-      row_max = greatest_as<float>(S);
+      row_max = row_maxima<float>(S);
       if (!Machine::any(passes(row_max, threshold))) return 0;
     }
     return jump(row_max, threshold, most, scale, factor, rest);
@@ -378,35 +410,9 @@ class SteadySoftmax {
     return passed;
   }
 
-  /// The greatest of the scores that this lane holds of each row, two chains a row. By their bits as integers, of which
-  /// the greatest of three takes one instruction where floats take two, that is right as far as it is above 0.
-  template <class Number>
-  TILEWISE_INLINE static PerRow greatest_as(const Scores& S) {
-    static_assert(Scores::kRowTiles == 1 && Scores::kColTiles % 2 == 0);
-    Number chains[2][kSlots];
-    TILEWISE_UNROLL
-    for (int c = 0; c < Scores::kColTiles; ++c) {
-      TILEWISE_UNROLL
-      for (int i = 0; i < kRegisters; ++i) {
-        const int slot = FragmentLayout::slot(i);
-        Number& chain = chains[c % 2][slot];
-        const auto x = __builtin_bit_cast(Number, S.tile[0][c][i]);
-        const bool begins = c < 2 && (i == 0 || FragmentLayout::slot(i - 1) != slot);
-        chain = begins ? x : greater(chain, x);
-      }
-    }
-    PerRow most;
-    TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) {
-      most[slot] = __builtin_bit_cast(float, greater(chains[0][slot], chains[1][slot]));
-    }
-    return most;
-  }
-  TILEWISE_INLINE static float greater(float a, float b) { return higher(a, b); }
-  TILEWISE_INLINE static int32_t greater(int32_t a, int32_t b) { return maximum(a, b); }
-
   bool many_[kSlots];      // where weights are watched: whether the lane's part of the row's sum was that of many
   PerRow bases_, limits_;  // see Reference
+  bool far_;               // whether a row of the warp is, since the reference moved last; not where kSubtracts
 };
 
 }  // namespace tilewise::device

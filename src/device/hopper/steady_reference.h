@@ -46,6 +46,10 @@ struct SteadyReference {
   TILEWISE_INLINE static SteadyReference at(float row_max, float scale) {
     if (row_max == -kInfinity) return {kUnseen, -kInfinity};
     if (RowReference::is_far_score(row_max, scale)) return far(row_max);
+    return near(row_max, scale);
+  }
+  /// The same of a score that is near.
+  TILEWISE_INLINE static SteadyReference near(float row_max, float scale) {
     float base = fused_multiply_add(row_max, scale, -Range::kStart);
     if constexpr (kElement != kF16) return {base, row_max + Range::kReach * Machine::reciprocal(scale)};
     // A large base is rounded by some powers of 2: the weight must not begin beyond its reach, and the limit, which is

@@ -4,57 +4,14 @@
 
 #include "device/attention/block_queries.h"
 #include "device/attention/kv_pipeline.h"
-#include "device/kv_cache/config.h"
+#include "device/attention/seen_tiles.h"
+#include "device/kv_cache/cache_stage.h"
 #include "device/kv_cache/places.h"
 #include "device/kv_cache/sequence.h"
+#include "device/tile/byte_numbers.h"
 #include "device/tile/gather_loader.h"
 
 namespace tilewise::device {
-
-/// What may stand beside a tile's elements: bytes that are not yet widened, scales of its tokens, and where they lie.
-template <bool kWanted, int kTokens, int kKeyBytes, int kValueBytes>
-struct TileBytes {};
-template <int kTokens, int kKeyBytes, int kValueBytes>
-struct TileBytes<true, kTokens, kKeyBytes, kValueBytes> {
-  alignas(128) uint8_t k_bytes[kTokens * kKeyBytes], v_bytes[kTokens * kValueBytes];
-};
-template <bool kWanted, int kTokens>
-struct TileScales {};
-template <int kTokens>
-struct TileScales<true, kTokens> {
-  float k_scale[kTokens], v_scale[kTokens];
-};
-template <bool kWanted, int kElement, int kTokens, int kTiles>
-struct TilePlaces {};
-template <int kElement, int kTokens, int kTiles>
-struct TilePlaces<true, kElement, kTokens, kTiles> {
-  struct Rows {
-    const ElementBits<kElement>*k[kTokens], *v[kTokens];
-  } rows[kTiles];
-};
-
-template <bool kBytes, class Ops, auto C>
-struct CacheTiles : KvStage<Ops, C, kByRows, kByColumns> {};
-template <class Ops, auto C>
-struct CacheTiles<true, Ops, C> {
-  ByteTile<C.k_type, C.block_n, C.head_dim> k;
-  ByteTile<C.v_type, C.block_n, C.head_dim_v> v;
-};
-
-template <class Ops, auto C>
-struct CacheStage : CacheTiles<C.multiplies_bytes != 0, Ops, C>,
-                    TileBytes<C.keeps_bytes != 0, C.block_n, C.head_dim, C.head_dim_v>,
-                    TileScales<C.scales == kTokenScales, C.block_n>,
-                    TilePlaces<!lies_in_rows(C), C.cache_type, C.block_n, places_a_stage(C)> {};
-
-/// How tiles come: as attention's do, their elements gathered from anywhere, or the bytes of fp8 elements, to be
-/// widened once they are there or to stay as they are.
-enum CacheWay : int { kPlainRows, kGatheredRows, kGatheredBytes, kByteTiles };
-
-constexpr CacheWay way_of(const KvCacheForwardConfig& c) {
-  if (lies_in_rows(c)) return kPlainRows;
-  return c.multiplies_bytes ? kByteTiles : c.keeps_bytes ? kGatheredBytes : kGatheredRows;
-}
 
 template <int kWay, class Ops, auto C, class Tile, class Rows, bool kTight>
 struct ChooseLoader {
@@ -73,12 +30,26 @@ struct ChooseLoader<kByteTiles, Ops, C, Tile, Rows, kTight> {
   using Type = ByteTileLoader<Ops, C, Tile, Rows>;
 };
 
+template <class Ops, auto C, class Tile, class Rows, bool kTight>
+struct ChooseLoader<kOperandTiles, Ops, C, Tile, Rows, kTight> {
+  using Type = typename Tile::Held;
+};
+
+/// Of tiles that do not come in turn: the one whose pages are held.
+template <bool kWanted>
+struct HeldTile {};
+template <>
+struct HeldTile<true> {
+  int32_t held_tile;
+};
+
 /// What KvPipeline is to attention.
 template <class Ops, auto C, class Stage>
-class CachePipeline {
+class CachePipeline : HeldTile<skips_tiles<C>()> {
   using Machine = typename Ops::Machine;
   static constexpr CacheWay kWay = way_of(C);
-  using Rows = Choose<kWay == kPlainRows, RowSource<C.cache_type>, GatheredRows<C.cache_type>>;
+  static constexpr bool kSelects = C.selects != 0;
+  using Rows = Choose<kWay == kPlainRows, RowSource<C.cache_type>, GatheredRows<C.cache_type, kSelects>>;
   static constexpr int kThreads = C.waves * Machine::kLanes;
 
  public:
@@ -119,6 +90,7 @@ class CachePipeline {
   /// The first tile.
   TILEWISE_INLINE void begin(Stage& stage, int32_t tile) {
     if constexpr (kWay != kPlainRows) {
+      if constexpr (kSelects) select(tile);
       look_up_pages(tile);
       look_ahead(stage, tile);
       Machine::barrier();
@@ -126,15 +98,43 @@ class CachePipeline {
     start(stage, tile);
   }
 
-  /// Tiles come in turn. New keys are the last ones: until a tile has some, a step that appends them may go on.
+  /// Whether the next tile's keys and values are asked for one by one, each once this tile's were multiplied: they take
+  /// the same registers. After the last tile they repeat a row, which costs less than a branch.
+  static constexpr bool kStartsByHalves = kWay == kOperandTiles;
+  TILEWISE_INLINE void start_keys() { k_loader_.load(); }
+  TILEWISE_INLINE void start_values() { v_loader_.load(); }
+  /// Of a tile that has come, as products take them.
+  TILEWISE_INLINE const auto& keys(const Stage& stage) {
+    if constexpr (kStartsByHalves) {
+      k_loader_.translate();
+      return k_loader_;
+    } else {
+      return stage.k;
+    }
+  }
+  TILEWISE_INLINE const auto& values(const Stage& stage) {
+    if constexpr (kStartsByHalves) {
+      v_loader_.translate();
+      return v_loader_;
+    } else {
+      return stage.v;
+    }
+  }
+
+  /// Tiles come in turn. New keys are the last ones, but where keys are selected: until a tile has some, a step that
+  /// appends them may go on.
   TILEWISE_INLINE void start(Stage& stage, int32_t tile) {
-    if (!C.appends && has_new_key(tile)) wait_for_step_before<Machine>();
+    if (!C.appends && (kSelects || has_new_key(tile))) wait_for_step_before<Machine>();
     if constexpr (kWay != kPlainRows) {
       auto& rows = stage.rows[turn_];
       k_.rows = rows.k, v_.rows = rows.v;
     }
     if constexpr (C.scales == kTokenScales) load_scales(tile);
-    if constexpr (kWay == kGatheredBytes) {
+    if constexpr (kStartsByHalves) {
+      find_rows(stage);
+      start_keys();
+      start_values();
+    } else if constexpr (kWay == kGatheredBytes) {
       k_loader_.start(stage.k_bytes, k_);
       v_loader_.start(stage.v_bytes, v_);
     } else if constexpr (kWay == kPlainRows) {
@@ -149,23 +149,33 @@ class CachePipeline {
   /// As KvPipeline's. Places of the next tile, if there is one, are shared by the same barrier.
   TILEWISE_INLINE void wait(Stage& stage, Stage& next_stage, int32_t next) {
     if constexpr (C.stages == 1) Machine::barrier();
+    if constexpr (kSelects) leave_keys(stage);
     if constexpr (kWay != kPlainRows) look_ahead(next_stage, next);  // while copies are on their way
     Ops::finish_copies();
     if constexpr (kWay == kGatheredBytes) {
       k_loader_.finish(stage.k, stage.k_bytes);
       v_loader_.finish(stage.v, stage.v_bytes);
-    } else {
+    } else if constexpr (!kStartsByHalves) {
       k_loader_.finish(stage.k);
       v_loader_.finish(stage.v);
     }
     if constexpr (C.scales == kTokenScales) finish_scales(stage);
     Machine::barrier();
+    if constexpr (kStartsByHalves) find_rows(next_stage);
   }
 
-  /// S *= k_scale.
+  TILEWISE_INLINE static auto keys_of_columns(const Stage& stage, int32_t tile) {
+    if constexpr (kSelects) {
+      return SelectedColumns<Machine>{stage.selected};
+    } else {
+      return tile * C.block_n;
+    }
+  }
+
+  /// S *= k_scale, of keys that are multiplied in units of their own.
   template <class Scores>
   TILEWISE_INLINE void scale_scores(Scores& S, const Stage& stage) const {
-    if constexpr (C.scales == kNoScales) return;
+    if constexpr (C.scales == kNoScales && kUnit == 1.0f) return;
     S.for_each(Machine::lane(), [&](int, int col, auto&& x) {
       if constexpr (C.scales == kTokenScales) {
         x = x * Machine::template load_shared<float>(&stage.k_scale[col]);
@@ -186,10 +196,11 @@ class CachePipeline {
       });
     }
   }
-  /// O *= v_scale of a block's whole stream.
+  /// Columns to their places, and O *= v_scale of a block's whole stream, or the unit of its values.
   template <class Out>
-  TILEWISE_INLINE void scale_out(Out& O) const {
-    if constexpr (C.scales != kBlockScale) return;
+  TILEWISE_INLINE void finish_out(Out& O) const {
+    if constexpr (kStartsByHalves) Stage::Values::Held::order_columns(O);
+    if constexpr (C.scales != kBlockScale && kUnit == 1.0f) return;
     O.for_each(0, [&](int, int, auto&& x) { x = x * v_scale_; });
   }
 
@@ -206,7 +217,10 @@ class CachePipeline {
     v_head_ = head_of(p.v, columns.first());
     k_.cols = static_cast<int32_t>(p.shape.head_dim), v_.cols = static_cast<int32_t>(columns.count(p.shape));
     open_scales(p, cache_row, queries.batch, head);
-    if constexpr (kWay != kPlainRows) turn_ = 0;
+    if constexpr (kWay != kPlainRows) {
+      turn_ = 0;
+      k_.anywhere = k_head_.data, v_.anywhere = v_head_.data;
+    }
   }
   template <class Params, class Queries>
   TILEWISE_INLINE void open_keys(const Params& p, const CachedSequence& s, const Queries& queries) {
@@ -232,9 +246,10 @@ class CachePipeline {
   template <class Params>
   TILEWISE_INLINE void open_scales(const Params& p, int64_t cache_row, int64_t batch, int64_t head) {
     const auto at = [&](const ScaleTensor& t) { return t.data + batch * t.batch_stride + head * t.head_stride; };
+    k_scale_ = v_scale_ = kUnit;
     if constexpr (C.scales == kBlockScale) {
-      k_scale_ = p.k_scale.data ? Machine::load_global(at(p.k_scale)) : p.k_scale.value;
-      v_scale_ = p.v_scale.data ? Machine::load_global(at(p.v_scale)) : p.v_scale.value;
+      k_scale_ *= p.k_scale.data ? Machine::load_global(at(p.k_scale)) : p.k_scale.value;
+      v_scale_ *= p.v_scale.data ? Machine::load_global(at(p.v_scale)) : p.v_scale.value;
     }
     if constexpr (C.scales == kTokenScales) {
       const int64_t row = C.page_size == 0 ? cache_row : 0;
@@ -248,6 +263,7 @@ class CachePipeline {
     const KeyRange seen = seen_keys(p, s, queries);
     places_ = {p.cache.block_table + queries.batch * p.cache.block_table_stride, static_cast<int32_t>(s.k_row),
                static_cast<int32_t>(seen.begin), static_cast<int32_t>(seen.end), static_cast<int32_t>(p.cache.rows)};
+    if constexpr (kSelects) selection_.open(p, s, queries);
   }
 
   /// A head's part of a cache, or of its tokens' scales.
@@ -267,34 +283,61 @@ class CachePipeline {
   /// were looked up a tile ahead: copies that wait for entries of a table took more than twice as long (1,136 us
   /// instead of 522 for 64 sequences of 8,192 keys on an H200).
   TILEWISE_INLINE void look_ahead(Stage& stage, int32_t tile) {
+    if constexpr (skips_tiles<C>()) {
+      if (tile != this->held_tile) look_up_pages(tile);
+    }
     turn_ = (turn_ + 1) % places_a_stage(C);
     auto& rows = stage.rows[turn_];
     TILEWISE_UNROLL
     for (int i = 0; i < kTokensALane; ++i) {
       const int token = token_of_lane(i);
-      const int64_t page = held_pages_[i], within = places_.within_page(places_.place_of(tile * C.block_n + token));
+      const int32_t key = kSelects ? held_keys_[i] : tile * C.block_n + token;
+      const int64_t page = held_pages_[i], within = places_.within_page(places_.place_of(key));
+      const bool is_key = !kSelects || selection_.is_key(key);
       if (Machine::thread() + i * kThreads < C.block_n) {
-        Machine::store_shared(&rows.k[token], k_head_.row(page, within));
-        Machine::store_shared(&rows.v[token], v_head_.row(page, within));
+        Machine::store_shared(&rows.k[token], is_key ? k_head_.row(page, within) : nullptr);
+        Machine::store_shared(&rows.v[token], is_key ? v_head_.row(page, within) : nullptr);
       }
       shared_pages_[i] = held_pages_[i];
+      shared_keys_[i] = key;
     }
     look_up_pages(tile + 1);
+  }
+  /// Of the tile whose places were shared last, for loads that come later.
+  TILEWISE_INLINE void find_rows(const Stage& stage) {
+    k_loader_.find(stage.rows[turn_].k);
+    v_loader_.find(stage.rows[turn_].v);
+    keep_order<Machine>();
   }
   /// Of the tile whose places were shared last. Those of new keys stand there once the step before has written them.
   TILEWISE_INLINE void load_scales(int32_t tile) {
     TILEWISE_UNROLL
     for (int i = 0; i < kTokensALane; ++i) {
-      const int32_t place = places_.place_of(tile * C.block_n + token_of_lane(i));
-      const int64_t page = shared_pages_[i], within = places_.within_page(place);
+      const int32_t key = kSelects ? shared_keys_[i] : tile * C.block_n + token_of_lane(i);
+      const int64_t page = shared_pages_[i], within = places_.within_page(places_.place_of(key));
       held_k_[i] = Machine::load_global(k_scales_.row(page, within));
       held_v_[i] = Machine::load_global(v_scales_.row(page, within));
     }
   }
   TILEWISE_INLINE void look_up_pages(int32_t tile) {
+    if constexpr (skips_tiles<C>()) this->held_tile = tile;
     TILEWISE_UNROLL
     for (int i = 0; i < kTokensALane; ++i) {
-      held_pages_[i] = places_.page_of(places_.place_of(tile * C.block_n + token_of_lane(i)));
+      held_keys_[i] = kSelects ? selected_[i] : tile * C.block_n + token_of_lane(i);
+      held_pages_[i] = places_.page_of(places_.place_of(held_keys_[i]));
+    }
+    if constexpr (kSelects) select(tile + 1);
+  }
+  /// Asks for a tile's indices, so that pages wait for none.
+  TILEWISE_INLINE void select(int32_t tile) {
+    TILEWISE_UNROLL
+    for (int i = 0; i < kTokensALane; ++i) selected_[i] = selection_.key(tile * C.block_n + token_of_lane(i));
+  }
+  TILEWISE_INLINE void leave_keys(Stage& stage) const {
+    TILEWISE_UNROLL
+    for (int i = 0; i < kTokensALane; ++i) {
+      const int token = Machine::thread() + i * kThreads;
+      if (token < C.block_n) Machine::store_shared(&stage.selected[token], shared_keys_[i]);
     }
   }
 
@@ -303,12 +346,14 @@ class CachePipeline {
     for (int i = 0; i < kTokensALane; ++i) {
       const int token = Machine::thread() + i * kThreads;
       if (token >= C.block_n) break;
-      Machine::store_shared(&stage.k_scale[token], held_k_[i]);
+      Machine::store_shared(&stage.k_scale[token], kUnit * held_k_[i]);
       Machine::store_shared(&stage.v_scale[token], held_v_[i]);
     }
   }
 
   static constexpr bool kTight = has_few_registers<Ops>(C);
+  static constexpr int kHeldType = kWay == kOperandTiles ? C.cache_type : C.k_type;
+  static constexpr float kUnit = kUnitOf<Machine, kHeldType>;
   static constexpr int kTokensALane = ceil_div(C.block_n, kThreads);
   Rows k_, v_;
   float k_scale_, v_scale_;
@@ -317,7 +362,9 @@ class CachePipeline {
   CachePlaces<Machine, C.page_size> places_;
   HeadOfCache k_head_, v_head_;
   // Of the tile whose places were shared last, and of the one after it.
-  int32_t shared_pages_[kTokensALane], held_pages_[kTokensALane];
+  int32_t shared_keys_[kTokensALane], held_keys_[kTokensALane], shared_pages_[kTokensALane], held_pages_[kTokensALane];
+  int32_t selected_[kTokensALane];  // of the tile after that one
+  KeySelection<Machine> selection_;
   int32_t first_new_key_;
   int32_t turn_;  // which of a stage's places are those shared last
   bool early_;    // a tile was asked for by begin_early()

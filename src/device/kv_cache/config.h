@@ -21,6 +21,7 @@ struct KvCacheForwardConfig : ForwardConfig {
   Flag seqlens_alone = 0;            // cache_seqlens are given, and nothing else about sequences
   Flag keeps_bytes = 0;       // fp8 tiles come to shared memory as they are and are widened there, else on their way
   Flag multiplies_bytes = 0;  // or they stay as they are there, and products widen what they read of them
+  Flag direct_operands = 0;   // a lone wave loads keys and values straight to registers that it multiplies
   Flag schedules_keys = 0;    // of split keys: see key_scheduler.h
 
   template <class Config, class Visit>
@@ -30,15 +31,19 @@ struct KvCacheForwardConfig : ForwardConfig {
     visit("v_parts", c.v_parts), visit("rotary", c.rotary), visit("interleaved", c.interleaved);
     visit("float_tables", c.float_tables), visit("vector_tables", c.vector_tables);
     visit("appends", c.appends), visit("seqlens_alone", c.seqlens_alone), visit("keeps_bytes", c.keeps_bytes);
-    visit("multiplies_bytes", c.multiplies_bytes), visit("schedules_keys", c.schedules_keys);
+    visit("multiplies_bytes", c.multiplies_bytes), visit("direct_operands", c.direct_operands);
+    visit("schedules_keys", c.schedules_keys);
   }
 };
 
 /// Whether rows of so many bytes may be a ByteTile's: see SharedTile, which has two of them for an element.
 constexpr bool fits_byte_tile(int32_t dim) { return dim == 32 || dim % 64 == 0; }
 
-/// Whether tiles come as attention's do: elements of the tile's own type, in places that lie in a row.
-constexpr bool lies_in_rows(const KvCacheForwardConfig& c) { return c.page_size == 0 && c.cache_type != kE4m3; }
+/// Whether tiles come as attention's do where no key is selected: elements of the tile's own type, in places that lie
+/// in a row.
+constexpr bool lies_in_rows(const KvCacheForwardConfig& c) {
+  return c.page_size == 0 && c.cache_type != kE4m3 && !c.direct_operands && !c.selects;
+}
 
 /// Whether a block asks for its queries and a tile of keys before it asks how long its sequence is, which saves 0.6 us
 /// at 16,384 keys. Its tiles lie num_splits apart, so that the first is the same one at any length. Pages are slower
@@ -51,6 +56,19 @@ constexpr bool learns_length_late(const KvCacheForwardConfig& c) {
 /// Tiles whose places a stage holds: those of a tile are worked out while the one before it is on its way, and may
 /// still be read once it has come, but where bytes come as they are.
 constexpr int32_t places_a_stage(const KvCacheForwardConfig& c) { return c.stages == 1 && !c.keeps_bytes ? 2 : 1; }
+
+/// A wave looks at a tile of keys beside the queries of a block's rows.
+struct KvCacheMaskTilesConfig : RowConfig {
+  using Functions = NoScoreFunctions;
+  int32_t own = 64, streamed = 64;  // rows of a block, and keys
+  Flag packs_heads = 0;             // rows are (query, head of the group) pairs
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_row_field(c, visit);
+    visit("own", c.own), visit("streamed", c.streamed), visit("packs_heads", c.packs_heads);
+  }
+};
 
 struct KvCacheCombineConfig : CombineConfig {
   Flag seqlens_alone = 0, schedules_keys = 0;  // as KvCacheForwardConfig

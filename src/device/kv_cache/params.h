@@ -73,6 +73,18 @@ struct NewKeys {
   }
 };
 
+struct KvCacheMaskTilesParams {
+  AttentionShape shape;
+  TileGrid grid;
+  CacheShape cache;
+  TileClasses<uint8_t> classes;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("grid", p.grid), visit("cache", p.cache), visit("classes", p.classes);
+  }
+};
+
 /// Sequences whose keys are scheduled, at most.
 inline constexpr int32_t kMostScheduledSequences = 512;
 

@@ -80,22 +80,15 @@ class ExpertUpResults {
       const float own = Machine::load_global(dh + at), weighed = C.weighs ? own : own * weight;
       const float up_sum = scaled(up.value[i] * scale, up_row(at)),
                   upper = with_bias(up.value[i] * scale, weight, up_row(at));
-      float term = 0.0f;
-      if constexpr (kLayout == GateLayout::none) {
-        const ActivationSlope slope = clamped_slope<Machine, kKind, kClamp>(upper, p_.numbers);
-        h.value[i] = slope.value;
-        dup.value[i] = weighed * slope.derivative;
-        term = dup.value[i] * up_sum;
-      } else {
-        const float gate_sum = scaled(gate.value[i] * scale, gate_row(at));
-        const float gates = with_bias(gate.value[i] * scale, weight, gate_row(at));
-        const ActivationSlope slope = clamped_slope<Machine, kKind, kClamp>(gates, p_.numbers);
-        const ActivationSlope linear = up_slope<kKind, kClamp>(upper, p_.numbers);
-        h.value[i] = slope.value * linear.value;
-        dgate.value[i] = weighed * slope.derivative * linear.value;
-        dup.value[i] = weighed * slope.value * linear.derivative;
-        term = dgate.value[i] * gate_sum + dup.value[i] * up_sum;
+      float gates = 0.0f, gate_sum = 0.0f;
+      if constexpr (kLayout != GateLayout::none) {
+        gate_sum = scaled(gate.value[i] * scale, gate_row(at));
+        gates = with_bias(gate.value[i] * scale, weight, gate_row(at));
       }
+      const ValueSlopes slopes =
+          value_slopes<Machine, kKind, kClamp, kLayout != GateLayout::none>(gates, upper, weighed, p_.numbers);
+      h.value[i] = slopes.value, dgate.value[i] = slopes.dgate, dup.value[i] = slopes.dup;
+      const float term = slopes.dgate * gate_sum + slopes.dup * up_sum;
       if (i < left) Machine::store_global(dh + at, C.weighs ? term : own * h.value[i]);
     }
     store_run<Machine, C.h_type, C.vector_h != 0>(p_.h, row_of(row) * p_.shape.intermediate + first, left, h);

@@ -57,7 +57,7 @@ struct OperandConfig {
 
 struct ProductConfig {
   OperandConfig a, b;
-  int32_t element = kBf16;  // what is multiplied: ElementType of matrix instructions, or kProductF32
+  int32_t element = kBf16;  // what is multiplied: ElementType of matrix instructions, or kProductF32; e4m3 as it is
   int32_t block_m = 128, block_n = 128, block_k = 64;
   int32_t waves = 4, waves_n = 2;  // that share the columns of a block
   int32_t stages = 2;
@@ -66,6 +66,8 @@ struct ProductConfig {
   [[nodiscard]] constexpr int32_t wave_rows() const { return block_m / (waves / waves_n); }
   [[nodiscard]] constexpr int32_t wave_columns() const { return block_n / waves_n; }
   [[nodiscard]] constexpr bool in_f32() const { return element == kProductF32; }
+  [[nodiscard]] constexpr bool in_bytes() const { return element == kProductE4m3; }
+  [[nodiscard]] constexpr int32_t element_bytes() const { return bits_of_product_type(element) / 8; }
   /// Depth after which sums are multiplied by scales; 0: they are not.
   [[nodiscard]] constexpr int32_t scaled_depth() const {
     return a.scale_use == kScaleSums ? a.scale_depth : b.scale_use == kScaleSums ? b.scale_depth : 0;
@@ -78,7 +80,7 @@ struct ProductConfig {
     }
     const int32_t staged = right == kRightDirect ? block_m : block_m + block_n;
     const uint32_t rows = static_cast<uint32_t>(staged + (in_f32() ? 2 * kFloatPadding : 0));
-    return static_cast<uint32_t>(stages) * rows * static_cast<uint32_t>(block_k) * (in_f32() ? 4 : 2);
+    return static_cast<uint32_t>(stages) * rows * static_cast<uint32_t>(block_k * element_bytes());
   }
   /// Floats between the lines of a tile in fp32, or of sums in shared memory, beside its rows.
   static constexpr int32_t kFloatPadding = 4;

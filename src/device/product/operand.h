@@ -5,6 +5,7 @@
 #include "device/product/float_tile.h"
 #include "device/product/params.h"
 #include "device/product/runs.h"
+#include "device/tile/byte_tile.h"
 #include "device/tile/loader.h"
 
 namespace tilewise::device {
@@ -57,8 +58,9 @@ inline constexpr bool kKeepsColumns = kCopiesElements<Ops, C, O> && O.transposed
 template <class Ops, ProductConfig C, OperandConfig O, int kRows>
 struct OperandTile
     : Choose<C.in_f32(), FloatTile<kRows, C.block_k>,
-             Choose<kKeepsColumns<Ops, C, O>, SharedTile<C.in_f32() ? kBf16 : C.element, C.block_k, kRows>,
-                    SharedTile<C.in_f32() ? kBf16 : C.element, kRows, C.block_k, O.transposed != 0>>> {
+             Choose<C.in_bytes(), ByteRows<kRows, C.block_k>,
+                    Choose<kKeepsColumns<Ops, C, O>, SharedTile<C.in_f32() ? kBf16 : C.element, C.block_k, kRows>,
+                           SharedTile<C.in_f32() ? kBf16 : C.element, kRows, C.block_k, O.transposed != 0>>>> {
   static constexpr bool kColumns = kKeepsColumns<Ops, C, O>;
 };
 
@@ -113,6 +115,14 @@ TILEWISE_INLINE int64_t scale_depth(const OperandRows& operand, int64_t depth) {
   return kDepth == 0 ? 0
                      : static_cast<int64_t>(static_cast<uint64_t>(depth) / maximum(kDepth, uint64_t{1})) *
                            operand.scale_depth_stride;
+}
+
+/// The scale of a block's row at a depth.
+template <class Machine, OperandConfig O>
+TILEWISE_INLINE float operand_scale(const OperandRows& operand, int row, int64_t depth) {
+  const int64_t line = memory_row<Machine, O>(operand, row);
+  return load_scale<Machine, O.scale_type>(operand.scales,
+                                           scale_row<O>(operand, line) + scale_depth<O>(operand, depth));
 }
 
 /// Elements of 16 bits as they are, asynchronously: rows, or columns that stay columns.
@@ -180,6 +190,7 @@ class RowLoader {
   static constexpr int kUnits = kRows * kRowRuns, kSteps = ceil_div(kUnits, kThreads);
   static constexpr bool kScaled = O.scale_use == kScaleElements;
   static_assert(C.block_k % kRun == 0 && (O.scale_depth % kRun == 0 || !kScaled), "a run has one scale");
+  static_assert(!C.in_bytes() || (O.type == kProductE4m3 && !kScaled), "bytes as they are");
   using Run = ElementRun<O.type, kRun>;
 
  public:
@@ -211,7 +222,12 @@ class RowLoader {
   TILEWISE_INLINE void finish(Tile& tile) {
     for_each([&](int step, int row, int run) {
       const float scale = kScaled ? scale_[step] : 1.0f;
-      if constexpr (C.in_f32()) {
+      if constexpr (C.in_bytes()) {
+        Chunk chunk;
+        TILEWISE_UNROLL
+        for (int i = 0; i < 4; ++i) chunk.word[i] = translated_word<Machine>(held_[step].word[i], nans_[step]);
+        Machine::store_shared(tile.chunk(row, run), chunk);
+      } else if constexpr (C.in_f32()) {
         TILEWISE_UNROLL
         for (int i = 0; i < kRun; ++i) {
           const float x = held_[step].number(i);
@@ -221,9 +237,16 @@ class RowLoader {
         for_each_index<0, kRun / kChunk>([&](auto i) {
           constexpr int kFirst = decltype(i)::value * kChunk;
           Machine::store_shared(tile.chunk(row, run * (kRun / kChunk) + decltype(i)::value),
-                                chunk_of<Machine, C.element, kScaled, kFirst>(held_[step], scale));
+                                chunk_of<Machine, C.element, kScaled, O.scale_type, kFirst>(held_[step], scale));
         });
       }
+    });
+  }
+
+  /// What has been met of rows of bytes, into a tile that nobody needs any more: for nans_of_row().
+  TILEWISE_INLINE void leave_nans(Tile& tile) const {
+    for_each([&](int step, int row, int run) {
+      Machine::store_shared(reinterpret_cast<uint32_t*>(&tile) + row * kRowRuns + run, nans_[step].value);
     });
   }
 
@@ -249,7 +272,19 @@ class RowLoader {
   int64_t scale_row_[kScaled ? kSteps : 1];
   float scale_[kScaled ? kSteps : 1];
   Run held_[kSteps];
+  ByteNans nans_[C.in_bytes() ? kSteps : 1];
 };
+
+/// What RowLoader has left of a row in a tile of bytes.
+template <class Machine, class Tile>
+TILEWISE_INLINE ByteNans nans_of_row(const Tile& tile, int row) {
+  constexpr int kRuns = Tile::kDepth / 16;
+  ByteNans nans;
+  TILEWISE_UNROLL
+  for (int i = 0; i < kRuns; ++i)
+    nans.value |= Machine::template load_shared<uint32_t>(reinterpret_cast<const uint32_t*>(&tile) + row * kRuns + i);
+  return nans;
+}
 
 /// Columns of memory through registers: of 4 steps of the depth a lane has 8 rows each, which leave as 4 elements of
 /// each row.

@@ -20,6 +20,8 @@ class Product {
   /// Whether b's rows of a block share their scale at each depth.
   static constexpr bool kOneFactor = C.b.scale_use == kScaleSums && C.b.halves == 0 && C.b.scale_rows >= C.block_n;
   static_assert(kScaledDepth % C.block_k == 0, "a tile has one scale");
+  /// What a product of the operands' elements counts.
+  static constexpr float kUnit = C.in_bytes() ? kUnitOfByteProducts<Machine> : 1.0f;
   static_assert(C.stages >= 2, "a tile is multiplied while the next one lands");
 
   struct Stage {
@@ -34,8 +36,8 @@ class Product {
   };
 
   /// Adds the products of depth [begin, end) to `sums`. `begin` is a multiple of block_k, and of the scales' depth
-  /// where sums are scaled; an empty range adds nothing. All lanes of the block call it; shared memory is free for
-  /// other uses after a barrier.
+  /// where sums are scaled; an empty range adds nothing. Sums of bytes begin as zeros. All lanes of the block call it;
+  /// shared memory is free for other uses after a barrier.
   TILEWISE_INLINE static void run(Shared& shared, const OperandRows& a, const OperandRows& b, int64_t begin,
                                   int64_t end, Sums& sums) {
     if (begin >= end) return;
@@ -80,6 +82,20 @@ class Product {
       }
       finish(step + C.stages - 1);
     }
+    if constexpr (C.in_bytes()) {
+      if constexpr (kScaledDepth == 0) sums.multiply_by(kUnit);
+      if constexpr (kKnowsFnuz<Machine>) {
+        Machine::barrier();
+        load_a.leave_nans(shared.stage[0].a);
+        load_b.leave_nans(shared.stage[0].b);
+        Machine::barrier();
+        sums.poison([&](int row) { return nans_of_row<Machine>(shared.stage[0].a, row); },
+                    [&](int c) {
+                      const int row = sums.first_col() + 32 * c + Machine::lane() % 32;
+                      return nans_of_row<Machine>(shared.stage[0].b, row);
+                    });
+      }
+    }
   }
 
  private:
@@ -94,30 +110,23 @@ class Product {
   TILEWISE_INLINE static void add_scaled(const OperandRows& a, const OperandRows& b, int64_t depth, Sums& part,
                                          Sums& sums) {
     RowValues<Sums::kSlots> row_factor;
-    row_factor.fill(1.0f);
+    row_factor.fill(kUnit);
     if constexpr (C.a.scale_use == kScaleSums) {
       TILEWISE_UNROLL
       for (int slot = 0; slot < Sums::kSlots; ++slot)
-        row_factor[slot] = scale_at<C.a>(a, sums.row_of_slot(slot), depth);
+        row_factor[slot] *= operand_scale<Machine, C.a>(a, sums.row_of_slot(slot), depth);
     }
     if constexpr (kOneFactor) {
-      const float factor = scale_at<C.b>(b, 0, depth);
+      const float factor = operand_scale<Machine, C.b>(b, 0, depth);
       TILEWISE_UNROLL
       for (int slot = 0; slot < Sums::kSlots; ++slot) row_factor[slot] *= factor;
     }
     if constexpr (C.b.scale_use == kScaleSums && !kOneFactor) {
-      sums.add_scaled(part, row_factor, [&](int col) { return scale_at<C.b>(b, col, depth); });
+      sums.add_scaled(part, row_factor, [&](int col) { return operand_scale<Machine, C.b>(b, col, depth); });
     } else {
       sums.add_scaled(part, row_factor, [](int) { return 1.0f; });
     }
     part.clear();
-  }
-
-  template <OperandConfig O>
-  TILEWISE_INLINE static float scale_at(const OperandRows& operand, int row, int64_t depth) {
-    const int64_t line = memory_row<Machine, O>(operand, row);
-    return load_scale<Machine, O.scale_type>(operand.scales,
-                                             scale_row<O>(operand, line) + scale_depth<O>(operand, depth));
   }
 };
 

@@ -1,13 +1,15 @@
 // What multiplies as a config says.
 #pragma once
 
+#include "device/product/direct_bytes.h"
 #include "device/product/direct_product.h"
 #include "device/product/stream_product.h"
 
 namespace tilewise::device {
 
 template <class Ops, ProductConfig C>
-using ProductOf = Choose<C.right == kRightStreamed, StreamProduct<Ops, C>,
-                         Choose<C.right == kRightDirect, DirectProduct<Ops, C>, Product<Ops, C>>>;
+using ProductOf = Choose<
+    C.right == kRightStreamed, StreamProduct<Ops, C>,
+    Choose<C.right != kRightDirect, Product<Ops, C>, Choose<C.in_bytes(), DirectBytes<Ops, C>, DirectProduct<Ops, C>>>>;
 
 }  // namespace tilewise::device

@@ -4,7 +4,7 @@
 
 #include "device/common/float8_e8m0.h"
 #include "device/product/config.h"
-#include "device/tile/widen.h"
+#include "device/tile/byte_numbers.h"
 
 namespace tilewise::device {
 
@@ -115,17 +115,35 @@ TILEWISE_INLINE float load_scale(const void* scales, int64_t index) {
   }
 }
 
-/// 8 adjacent elements of a run, from kFirst on, times a scale and rounded to 16-bit elements of type kTo.
-template <class Machine, int kTo, bool kScaled, int kFirst, int kType, int kCount>
+/// 8 adjacent elements of a run, from kFirst on.
+template <class Machine, int kFirst, int kType, int kCount>
+TILEWISE_INLINE void numbers_of(float (&to)[8], const ElementRun<kType, kCount>& run) {
+  if constexpr (kType == kProductE4m3) {
+    numbers_of_e4m3<Machine>(to, {run.word[kFirst / 4], run.word[kFirst / 4 + 1]});
+  } else if constexpr (kType == kProductE2m1 && requires { Machine::choose_bytes(0u, 0u, 0u); }) {
+    numbers_of_e2m1<Machine>(to, run.word[kFirst / 8]);
+  } else {
+    TILEWISE_UNROLL
+    for (int i = 0; i < 8; ++i) to[i] = run.number(kFirst + i);
+  }
+}
+
+/// The same times a scale of ScaleType kScale and rounded to 16-bit elements of type kTo.
+template <class Machine, int kTo, bool kScaled, int kScale, int kFirst, int kType, int kCount>
 TILEWISE_INLINE Chunk chunk_of(const ElementRun<kType, kCount>& run, float scale) {
+  // Of fp8, and of fp4 times a scale of few bits, no more are left than a bf16 has.
+  constexpr bool kShort = (kType == kProductE4m3 && !kScaled) || (kType == kProductE2m1 && kScale != kScaleF32);
   Chunk chunk;
-  TILEWISE_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (kType == kTo && !kScaled) {
-      chunk.word[i] = run.word[kFirst / 2 + i];
-    } else {
-      const float low = run.number(kFirst + 2 * i), high = run.number(kFirst + 2 * i + 1);
-      chunk.word[i] = Machine::template pack<kTo>(kScaled ? low * scale : low, kScaled ? high * scale : high);
+  if constexpr (kType == kTo && !kScaled) {
+    TILEWISE_UNROLL
+    for (int i = 0; i < 4; ++i) chunk.word[i] = run.word[kFirst / 2 + i];
+  } else {
+    float x[8];
+    numbers_of<Machine, kFirst>(x, run);
+    TILEWISE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float low = kScaled ? x[2 * i] * scale : x[2 * i], high = kScaled ? x[2 * i + 1] * scale : x[2 * i + 1];
+      chunk.word[i] = kShort ? pack_short<Machine, kTo>(low, high) : Machine::template pack<kTo>(low, high);
     }
   }
   return chunk;

@@ -38,6 +38,26 @@ class MatrixSums {
     mma_ABt(tile_, part_of(a, first_row_), b);
   }
   TILEWISE_INLINE int first_col() const { return first_col_; }
+  TILEWISE_INLINE Tile& tile() { return tile_; }
+
+  /// Adds NaN where rows of bytes had one: own(row of the block), other(tile of 32 columns of the wave).
+  template <class Own, class Other>
+  TILEWISE_INLINE void poison(const Own& own, const Other& other) {
+    TILEWISE_UNROLL
+    for (int r = 0; r < Tile::kRowTiles; ++r) {
+      const ByteNans row = own(row_of_slot(r));
+      TILEWISE_UNROLL
+      for (int c = 0; c < Tile::kColTiles; ++c) {
+        const ByteNans column = other(c);
+        if (Machine::any(((row.value | column.value) & 0x80808080u) != 0)) Ops::poison(tile_.tile[r][c], column, row);
+      }
+    }
+  }
+
+  TILEWISE_INLINE void multiply_by(float factor) {
+    if (factor == 1.0f) return;
+    tile_.for_each(Machine::lane(), [&](int, int, auto&& x) { x = x * factor; });
+  }
 
   /// Row of the block behind a slot of this lane.
   TILEWISE_INLINE int row_of_slot(int slot) const { return first_row_ + Tile::row_of_slot(Machine::lane(), slot); }

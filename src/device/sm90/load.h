@@ -8,6 +8,17 @@
 
 namespace tilewise::device {
 
+/// Loads a box to its place in this block, or in all kBlocks of a cluster, whose barriers expect it alike.
+template <int kBlocks, class Machine, class... X>
+TILEWISE_INLINE void load_box(uint8_t* to, const TensorMap& map, Barrier<Machine>& full, X... x) {
+  if constexpr (kBlocks == 1) {
+    Machine::copy_box(to, map, full.state(), x...);
+  } else {
+    constexpr uint32_t kAll = (1u << kBlocks) - 1;
+    Machine::copy_box_to_blocks(kAll, to, map, full.state(), x...);
+  }
+}
+
 /// Loads a tile. One thread calls it. The map's box is a chunk of the tile, which begins at x0, x..., the innermost
 /// dimension first.
 template <class Machine, class Tile, class... X>
@@ -28,12 +39,11 @@ TILEWISE_INLINE void load_share(Tile& tile, const TensorMap& map, Barrier<Machin
   } else {
     constexpr int32_t kShare = Tile::kRows / kBlocks;
     static_assert(kShare * kBlocks == Tile::kRows && kShare % 8 == 0, "shares are whole patterns of the swizzle");
-    constexpr uint32_t kAll = (1u << kBlocks) - 1;
     const int32_t first = Machine::rank_in_cluster() * kShare;
     TILEWISE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
-      Machine::copy_box_to_blocks(kAll, tile.chunk(c) + first * Tile::kRowBytes, map, full.state(),
-                                  x0 + c * Tile::kChunkColumns, row + first, x...);
+      load_box<kBlocks>(tile.chunk(c) + first * Tile::kRowBytes, map, full, x0 + c * Tile::kChunkColumns, row + first,
+                        x...);
     }
   }
 }

@@ -1,11 +1,13 @@
 // Products of a warpgroup over one stage: k loops of wgmma, issued and not waited for. The words are the tiles':
-// mma_ABt multiplies with B's rows as columns of the product, mma_AB with B as it lies.
+// mma_ABt multiplies with B's rows as columns of the product, mma_AB with B as it lies, mma_AtB with A's columns as
+// rows.
 #pragma once
 
 #include "device/common/tensors.h"
 #include "device/sm90/matrix_descriptor.h"
 #include "device/sm90/swizzled_tile.h"
 #include "device/sm90/warpgroup.h"
+#include "device/tile/registers.h"
 
 namespace tilewise::device {
 
@@ -49,6 +51,34 @@ TILEWISE_INLINE void mma_AB(Sm80Accumulator (&sums)[kTiles], A& a, int first_row
   for (int k = 0; k < A::kCols / kStepDepth<kElement>; ++k) {
     Machine::template wgmma<kElement, kKMajor, kMnMajor>(sums, left.advanced(k_major_step<A>(k)),
                                                          right.advanced(mn_major_step<B>(k)), k > 0 || accumulate);
+  }
+}
+
+/// sums = A^T B of 64 columns of A from first_col on, which begins a chunk, or sums += A^T B. Both are MN-major;
+/// elements of 16 bits. kSteps: how many of the rows count, in steps of K.
+template <class Machine, int kElement, int kSteps, int kTiles, class A, class B>
+TILEWISE_INLINE void mma_AtB(Sm80Accumulator (&sums)[kTiles], A& a, int first_col, B& b, bool accumulate) {
+  static_assert(A::kRows == B::kRows && B::kCols == 8 * kTiles && kElement != kE4m3);
+  static_assert(kSteps * kStepDepth<kElement> <= A::kRows);
+  const auto left = MatrixDescriptor::of<Machine>(a.chunk(first_col / A::kChunkColumns), A::kChunkBytes),
+             right = MatrixDescriptor::of<Machine>(b.bytes, B::kChunkBytes);
+  TILEWISE_UNROLL
+  for (int k = 0; k < kSteps; ++k) {
+    Machine::template wgmma<kElement, kMnMajor, kMnMajor>(sums, left.advanced(mn_major_step<A>(k)),
+                                                          right.advanced(mn_major_step<B>(k)), k > 0 || accumulate);
+  }
+}
+
+/// sums = A^T B^T likewise, with all of A's rows; B is K-major.
+template <class Machine, int kElement, int kTiles, class A, class B>
+TILEWISE_INLINE void mma_AtBt(Sm80Accumulator (&sums)[kTiles], A& a, int first_col, B& b, bool accumulate) {
+  static_assert(A::kRows == B::kCols && B::kRows == 8 * kTiles && kElement != kE4m3);
+  const auto left = MatrixDescriptor::of<Machine>(a.chunk(first_col / A::kChunkColumns), A::kChunkBytes),
+             right = MatrixDescriptor::of<Machine>(b.bytes, 16);
+  TILEWISE_UNROLL
+  for (int k = 0; k < A::kRows / kStepDepth<kElement>; ++k) {
+    Machine::template wgmma<kElement, kMnMajor, kKMajor>(sums, left.advanced(mn_major_step<A>(k)),
+                                                         right.advanced(k_major_step<B>(k)), k > 0 || accumulate);
   }
 }
 

@@ -16,4 +16,15 @@ TILEWISE_INLINE void promote(Fragment& sums, const Fragment& part, const typenam
   }
 }
 
+/// The same of columns in turns of eight: the first ones times the first factor, the next times the second.
+template <class Fragment>
+TILEWISE_INLINE void promote_in_turn(Fragment& sums, const Fragment& part,
+                                     const typename Fragment::PerRow (&factor)[2]) {
+  TILEWISE_UNROLL
+  for (int c = 0; c < Fragment::kColTiles; ++c) {
+    TILEWISE_UNROLL
+    for (int i = 0; i < 4; ++i) sums.tile[0][c][i] += part.tile[0][c][i] * factor[c % 2][i / 2];
+  }
+}
+
 }  // namespace tilewise::device

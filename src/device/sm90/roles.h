@@ -49,4 +49,24 @@ TILEWISE_INLINE void leave_cluster() {
   if constexpr (kBlocks > 1) meet_cluster<Machine, kBlocks>();
 }
 
+template <class Machine, class... Maps>
+TILEWISE_INLINE void prefetch_maps(const Maps&... maps) {
+  (Machine::prefetch_map(maps), ...);
+}
+
+/// A kernel of roles from its beginning to its end, of kBlocks blocks a cluster. prepare() makes barriers, in one
+/// thread. They stand in all blocks once roles begin, and so does what the step before has written.
+template <class Machine, int kConsumers, int kBlocks, class Prepare, class Produce, class Consume>
+TILEWISE_INLINE void run_kernel(const Prepare& prepare, const Produce& produce, const Consume& consume) {
+  if (Machine::thread() == 0) {
+    prepare();
+    Machine::publish_barriers();
+  }
+  meet_cluster<Machine, kBlocks>();
+  let_next_step_begin<Machine>();
+  wait_for_step_before<Machine>();
+  run_roles<Machine, kConsumers>(produce, consume);
+  leave_cluster<Machine, kBlocks>();
+}
+
 }  // namespace tilewise::device

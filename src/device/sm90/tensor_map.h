@@ -14,4 +14,7 @@ struct alignas(64) TensorMap {
   }
 };
 
+/// Loads of rows by expert take boxes of 64, 32, 16 and 8 of them: the fewer, the less the copy engine has to do.
+inline constexpr int32_t kRowBoxes = 4, kMostBoxRows = 64;
+
 }  // namespace tilewise::device

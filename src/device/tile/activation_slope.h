@@ -85,4 +85,23 @@ TILEWISE_INLINE ActivationSlope up_slope(float up, const ActivationNumbers& numb
   return slope;
 }
 
+/// An expert's intermediate value, and the gradients of the sums that it is made of.
+struct ValueSlopes {
+  float value, dgate, dup;
+};
+
+/// dvalue: the value's gradient. Without a gate up alone is activated.
+template <class Machine, ActivationKind kKind, ActivationClamp kClamp, bool kGated>
+TILEWISE_INLINE ValueSlopes value_slopes(float gate, float up, float dvalue, const ActivationNumbers& numbers) {
+  if constexpr (kGated) {
+    const ActivationSlope slope = clamped_slope<Machine, kKind, kClamp>(gate, numbers);
+    const ActivationSlope linear = up_slope<kKind, kClamp>(up, numbers);
+    return {slope.value * linear.value, dvalue * slope.derivative * linear.value,
+            dvalue * slope.value * linear.derivative};
+  } else {
+    const ActivationSlope slope = clamped_slope<Machine, kKind, kClamp>(up, numbers);
+    return {slope.value, 0.0f, dvalue * slope.derivative};
+  }
+}
+
 }  // namespace tilewise::device

@@ -23,16 +23,22 @@ concept AccumulatorLayout = requires(int lane, int i) {
 ///   uniform(int)                a value that is the same in every lane, made known as such
 ///   highest_of_wave(int), sum_of_wave(int), bits_of_wave(word)    of its lanes, in one instruction, the same in each
 ///   keep_order()                instructions stay on their side of it
+///   not_folded(place)           a place in shared memory, the same in each lane, that addresses are counted from
 ///   set_priority<kLevel>()      of the wave among those that share its matrix unit
-///   copy_window(to, window, offset), wait_copies<kPending>()    copies of 16 bytes a lane, as windows are read,
-///   straight
+///   copy_window(to, window, offset, further), wait_copies<kPending>()    copies of 16 bytes a lane, as windows are
+///   read, straight
 ///                               to shared memory; until so many of the wave's copies and loads, or less, are under way
 ///   read_transposed(from)       of four rows of sixteen elements that sixteen lanes name, a column for each lane
-///   kStepsAhead                 of a stream of products (Ops::stream_ABt()), whose operands are read so many steps
+///   kStepsAhead, kFewestAhead   of a stream of products (Ops::stream_ABt()), whose operands are read so many steps
 ///   ahead compute_by_here(x)          x is computed by here, not behind a later branch wait_for_step_before(),
 ///   let_next_step_begin()    steps of a plan overlap pack_e4m3(float, float)     two floats to fp8, as float_to_e4m3()
 ///   does unpack_e4m3<kBf16>(two words, word)    a word's fp8 bytes to elements: what products of ByteTiles take, with
 ///   swap_middle_bytes(word)     bytes 0, 2, 1 and 3 of it
+///   unpack_fnuz(four floats, word)                 four e4m3fnuz bytes, exactly
+///   numbers_of_e4m3(four floats, word)             the same of e4m3
+///   numbers_of_e2m1(eight floats, word)            the same of e2m1
+///   mma_bytes<kPart>(sums, bytes, bytes)           one of kByteProducts instructions that multiply fp8 as it is
+///   unknown(word)               the same word, of whose bits the compiler knows nothing
 ///   kDies                       dies with a cache of their own, to which blocks go in turn
 ///   kRoundsByAdding             pack_nearest() adds to the bits, which a NaN of full payload does not survive
 template <class M>
@@ -50,6 +56,7 @@ concept TileMachine = requires(int i, float x, bool b, const float* from, float*
   { M::shuffle_xor(x, i) } -> SameAs<float>;  // x of lane ^ i
   { M::load_global(from) } -> SameAs<float>;  // any type of 2, 4, 8 or 16 bytes, aligned, here and below
   { M::store_global(to, x) } -> SameAs<void>;
+  { M::add_global(to, x) } -> SameAs<void>;  // atomic, in any order
   { M::template load_shared<Chunk>(there) } -> SameAs<Chunk>;
   { M::store_shared(here, x) } -> SameAs<void>;
   { M::exp2(x) } -> SameAs<float>;  // approximate, as are the next two
@@ -78,7 +85,7 @@ concept LoadsThroughWindows = requires(typename M::Window window, const void* st
   { M::window(start, word) } -> SameAs<typename M::Window>;           // of so many bytes; the same in every lane
   { M::template load_window<Chunk>(window, word) } -> SameAs<Chunk>;  // at a byte offset; zeros past the end
   { M::template load_window<HalfChunk>(window, word) } -> SameAs<HalfChunk>;
-  { M::template load_window<uint16_t>(window, word) } -> SameAs<uint16_t>;
+  { M::template load_window<uint16_t>(window, word, word) } -> SameAs<uint16_t>;  // from so many bytes on, for all
   { M::low_halves(word, word) } -> SameAs<uint32_t>;  // the lower 16 bits of two words, the first ones low
   { M::high_halves(word, word) } -> SameAs<uint32_t>;
 };

@@ -95,6 +95,17 @@ struct Fragment {
     return c / 2 * 16 + 2 * (col - col % 2) + 2 * (c % 2) + col % 2;
   }
 
+  /// The lane's pairs of adjacent registers, by number, and the column of the first one of a pair; where kPacked.
+  static constexpr int kPairs = kRowTiles * kColTiles * FragmentLayout::kRegisters / 2;
+  TILEWISE_INLINE Pair& pair(int i) {
+    constexpr int kEach = FragmentLayout::kRegisters / 2;
+    return tile[i / kEach / kColTiles][i / kEach % kColTiles].pair(i % kEach * 2);
+  }
+  TILEWISE_INLINE static constexpr int column_of_pair(int lane, int i) {
+    constexpr int kEach = FragmentLayout::kRegisters / 2;
+    return column(lane, i / kEach % kColTiles, i % kEach * 2);
+  }
+
   /// visit(accumulator&) for each of them.
   template <class Visit>
   TILEWISE_INLINE void for_each_tile(const Visit& visit) {

@@ -47,19 +47,30 @@ TILEWISE_INLINE void for_each_unit(int thread, const Find& find, const Visit& vi
   }
 }
 
-/// Rows that lie anywhere, a tile's at a time.
-template <int Element>
+/// Rows that lie anywhere, a tile's at a time. Those that stand for none repeat another, or, where some lack, are null
+/// and become zeros.
+template <int Element, bool MayLack = false>
 struct GatheredRows {
   static constexpr int kElement = Element;
+  static constexpr bool kMayLack = MayLack;
   using Bits = ElementBits<Element>;
-  const Bits* const* rows;  // in shared memory: where the tile's rows are; those that stand for none repeat another
+  const Bits* const* rows;  // in shared memory: where the tile's rows are
   int32_t cols;             // used elements of a row
+  const Bits* anywhere;     // where some lack: the address of a copy that reads nothing
 
   template <class Machine>
   TILEWISE_INLINE const Bits* row(int index) const {
     return Machine::template load_shared<const Bits*>(rows + index);
   }
+  TILEWISE_INLINE static bool is_there(const Bits* row) { return !kMayLack || row != nullptr; }
+  TILEWISE_INLINE const Bits* address(const Bits* row) const { return is_there(row) ? row : anywhere; }
 };
+
+/// Copies 16 bytes of such a row, from an offset in it on, or zeros.
+template <class Machine, class Source>
+TILEWISE_INLINE void copy_bytes(void* to, const Source& source, const uint8_t* row, int offset) {
+  Machine::copy_async(to, source.address(row) + offset, source.is_there(row));
+}
 
 /// As TileLoader, from GatheredRows.
 template <class Ops, auto C, class Tile, class Source, bool kTight = false,
@@ -74,7 +85,8 @@ class GatherLoader {
         Machine::not_hoisted(Machine::thread()),
         [&](int all_row, int row) { return source.template row<Machine>(all_row + row); },
         [&](int all_row, int row, int chunk, const auto* from) {
-          copy_chunk<Ops, C>(tile.rows.chunk(all_row, row, 0, chunk), from, chunk * kChunk, source.cols);
+          copy_chunk<Ops, C>(tile.rows.chunk(all_row, row, 0, chunk), source.address(from), chunk * kChunk, source.cols,
+                             source.is_there(from));
         });
     Machine::commit_copies();
   }
@@ -119,6 +131,7 @@ class GatherLoader<Ops, C, Tile, Source, kTight, false> {
   TILEWISE_INLINE Run load_run(int row, int col) const {
     const auto* from = source_.template row<Machine>(row);
     Run run{};
+    if (!source_.is_there(from)) return run;
     if constexpr (C.vector_rows) {
       if (C.exact_dims || col < source_.cols) run = Machine::load_global(reinterpret_cast<const Run*>(from + col));
     } else {
@@ -150,7 +163,7 @@ class BytesLoader {
         [&](int all_row, int row) { return source.template row<Machine>(all_row + row); },
         [&](int all_row, int row, int unit, const uint8_t* from) {
           uint8_t* const to = bytes + all_row * Tile::kDepth + row * Tile::kDepth + unit * kUnitBytes;
-          Machine::copy_async(to, from + unit * kUnitBytes, true);
+          copy_bytes<Machine>(to, source, from, unit * kUnitBytes);
         });
     Machine::commit_copies();
   }
@@ -182,7 +195,7 @@ class ByteTileLoader {
         Machine::not_hoisted(Machine::thread()),
         [&](int all_row, int row) { return source.template row<Machine>(all_row + row); },
         [&](int all_row, int row, int chunk, const uint8_t* from) {
-          Machine::copy_async(tile.chunk(all_row, row, 0, chunk), from + chunk * Tile::kChunkBytes, true);
+          copy_bytes<Machine>(tile.chunk(all_row, row, 0, chunk), source, from, chunk * Tile::kChunkBytes);
         });
     Machine::commit_copies();
   }

@@ -8,7 +8,14 @@ namespace tilewise::device {
 
 /// Matrix instructions, each with its own register layout. K of MFMA is 16: one instruction on
 /// gfx950, two on older ones.
-enum class HostMatrix : int32_t { kMmaM16N8K16, kMfma32x32x16, kWmma16x16x16, kWmma16x16x16Halves, kWmma16x16x32 };
+enum class HostMatrix : int32_t {
+  kMmaM16N8K16,
+  kMfma32x32x16,
+  kMfma32x32x16Fp8,
+  kWmma16x16x16,
+  kWmma16x16x16Halves,
+  kWmma16x16x32
+};
 
 /// A warp's share of a product that runs beside its lanes (wgmma): 16 rows of its warpgroup's 64.
 struct HostProduct {
@@ -84,6 +91,7 @@ class HostBlock {
 
   virtual void load_global(void* to, const void* from, int32_t bytes) = 0;
   virtual void store_global(void* to, const void* from, int32_t bytes) = 0;
+  virtual void add_global(float* to, float x) = 0;
   virtual void add_global(float* to, const float (&x)[4]) = 0;
   virtual void load_shared(void* to, const void* from, int32_t bytes) = 0;
   virtual void store_shared(void* to, const void* from, int32_t bytes) = 0;

@@ -34,15 +34,15 @@ TILEWISE_INLINE Chunk load_chunk(const uint16_t* row, int col, int cols) {
   return chunk;
 }
 
-/// Copies a chunk to shared memory now, or starts to.
+/// Copies a chunk to shared memory now, or starts to; zeros where it is not `there`.
 template <class Ops, auto C>
-TILEWISE_INLINE void copy_chunk(uint16_t* to, const uint16_t* row, int col, int cols) {
+TILEWISE_INLINE void copy_chunk(uint16_t* to, const uint16_t* row, int col, int cols, bool there = true) {
   using Machine = typename Ops::Machine;
   if constexpr (Ops::kAsyncCopies && C.vector_rows) {
-    const bool valid = C.exact_dims || col < cols;
+    const bool valid = there && (C.exact_dims || col < cols);
     Machine::copy_async(to, valid ? row + col : row, valid);
   } else {
-    Machine::store_shared(to, load_chunk<Machine, C>(row, col, cols));
+    Machine::store_shared(to, there ? load_chunk<Machine, C>(row, col, cols) : Chunk{{0, 0, 0, 0}});
   }
 }
 
@@ -152,14 +152,15 @@ struct TileWindows {
     return C.exact_dims || col < cols ? inside : kNowhere;
   }
 
-  TILEWISE_INLINE static Run load_run(const Window& window, uint32_t offset, int col, int cols) {
+  /// All lanes `further` on, as load_window().
+  TILEWISE_INLINE static Run load_run(const Window& window, uint32_t offset, int col, int cols, uint32_t further) {
     if constexpr (C.vector_rows) {
-      return Machine::template load_window<Run>(window, place(offset, col, cols));
+      return Machine::template load_window<Run>(window, place(offset, col, cols), further);
     } else {
       Run run{};
       TILEWISE_UNROLL
       for (int i = 0; i < Runs::kRun; ++i) {
-        const uint32_t element = Machine::template load_window<uint16_t>(window, place(offset, col + i, cols));
+        const uint32_t element = Machine::template load_window<uint16_t>(window, place(offset, col + i, cols), further);
         run.word[i / 2] |= element << (16 * (i % 2));
       }
       return run;
@@ -179,7 +180,7 @@ struct TileWindows {
           const int from = first_row + all_row + part + this_row;
           const int cols = from < source.rows ? source.cols : 0;
           const auto window = Machine::window(source.data + from * source.stride, 2 * static_cast<uint32_t>(cols));
-          block.row[part] = load_run(window, 0, col, source.cols);
+          block.row[part] = load_run(window, 0, col, source.cols, 0);
         }
         Runs::store(tile, block, all_row, row, col);
       });
@@ -252,7 +253,7 @@ class TileLoader<Ops, C, Tile, kTight, false> {
       const uint32_t skip = 2 * static_cast<uint32_t>(all_row + part) * tile.stride;
       const int32_t left = maximum(tile.bytes - static_cast<int32_t>(skip), 0);
       const auto window = Machine::window(tile.start + skip, static_cast<uint32_t>(left));
-      block.row[part] = Windows::load_run(window, 2 * static_cast<uint32_t>(row) * tile.stride, col, source_.cols);
+      block.row[part] = Windows::load_run(window, 2 * static_cast<uint32_t>(row) * tile.stride, col, source_.cols, 0);
     }
     return block;
   }

@@ -78,6 +78,11 @@ struct AmdMachine {
   TILEWISE_INLINE static void store_global(T* to, T value) {
     store_to<kGlobalMemory>(to, value);
   }
+  /// Adds to memory that other blocks add to at the same time, in any order.
+  TILEWISE_INLINE static void add_global(float* to, float x) {
+    using Global = __attribute__((address_space(kGlobalMemory))) float;
+    __builtin_amdgcn_global_atomic_fadd_f32((Global*)to, x);
+  }
   /// A stretch of global memory, the same in every lane. Reads at byte offsets past its end give zeros.
   struct Window {
     __amdgpu_buffer_rsrc_t resource;
@@ -94,16 +99,18 @@ struct AmdMachine {
     auto* const uniform_start = __builtin_bit_cast(void*, uint64_t{high} << 32 | low);
     return {__builtin_amdgcn_make_buffer_rsrc(uniform_start, 0, uniform(static_cast<int>(bytes)), kRaw)};
   }
+  /// All lanes read `further` on, and what they read there is in the window: where it ends some machines look at the
+  /// offset alone.
   template <class T>
-  TILEWISE_INLINE static T load_window(const Window& from, uint32_t offset) {
+  TILEWISE_INLINE static T load_window(const Window& from, uint32_t offset, uint32_t further = 0) {
     static_assert(sizeof(T) == 16 || sizeof(T) == 8 || sizeof(T) == 2);
-    const int at = static_cast<int>(offset);
+    const int at = static_cast<int>(offset), on = static_cast<int>(further);
     if constexpr (sizeof(T) == 16) {
-      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b128(from.resource, at, 0, 0));
+      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b128(from.resource, at, on, 0));
     } else if constexpr (sizeof(T) == 8) {
-      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b64(from.resource, at, 0, 0));
+      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b64(from.resource, at, on, 0));
     } else {
-      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b16(from.resource, at, 0, 0));
+      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b16(from.resource, at, on, 0));
     }
   }
 
@@ -113,6 +120,14 @@ struct AmdMachine {
     asm volatile("" : "+v"(value));
     __builtin_assume(value >= 0);
     return value;
+  }
+
+  /// The same place in shared memory, the same in every lane, of which the compiler does not know that.
+  template <class T>
+  TILEWISE_INLINE static T* not_folded(T* place) {
+    auto at = static_cast<uint32_t>(reinterpret_cast<uint64_t>(place));  // its lower half is the place
+    asm("" : "+s"(at));
+    return (T*)(__attribute__((address_space(kSharedMemory))) T*)at;
   }
 
   /// Instructions stay on their side of it: bounds how many loads the compiler asks for ahead.
@@ -167,10 +182,18 @@ struct AmdMachine {
   }
 
   /// Four bytes out of eight: those of `a` are numbers 0 to 3, those of `b` 4 to 7; the selector names
-  /// them, the lowest first.
+  /// them, the lowest first. 12 is a byte of zeros.
   TILEWISE_INLINE static uint32_t choose_bytes(uint32_t a, uint32_t b, uint32_t selector) {
     return __builtin_amdgcn_perm(b, a, selector);
   }
+#if defined(__gfx950__) || defined(__GFX12__)
+  /// Four e4m3 bytes, exactly.
+  TILEWISE_INLINE static void numbers_of_e4m3(float (&to)[4], uint32_t word) {
+    const auto low = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int>(word), false);
+    const auto high = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int>(word), true);
+    to[0] = low[0], to[1] = low[1], to[2] = high[0], to[3] = high[1];
+  }
+#endif
   /// The lower, or upper, 16 bits of two words, those of the first one low.
   TILEWISE_INLINE static uint32_t low_halves(uint32_t a, uint32_t b) { return choose_bytes(a, b, 0x05040100u); }
   TILEWISE_INLINE static uint32_t high_halves(uint32_t a, uint32_t b) { return choose_bytes(a, b, 0x07060302u); }

@@ -15,6 +15,11 @@ struct CdnaMachine : AmdMachine<64> {
 #else
   static constexpr int kStepsAhead = 4;
 #endif
+#if defined(__gfx90a__)
+  static constexpr int kFewestAhead = 1;  // where registers are few: products take twice as long as gfx942's
+#else
+  static constexpr int kFewestAhead = 2;
+#endif
   /// d += a * b^T of 32 x 16 and 32 x 16 elements; lane l holds row l % 32 of a and of b. The order of
   /// the 16 is free as long as a and b agree.
   template <int kElement>
@@ -40,15 +45,70 @@ struct CdnaMachine : AmdMachine<64> {
   }
 
 #if defined(__gfx950__)
+  /// d += a * b^T of 32 x 64 and 32 x 64 bytes in so many instructions; the order of the 64 is free, likewise.
+  static constexpr int kByteProducts = 1;
+  template <int kPart>
+  TILEWISE_INLINE static void mma_bytes(CdnaAccumulator& d, const CdnaBytes& a, const CdnaBytes& b) {
+    using Bytes = int __attribute__((ext_vector_type(8)));
+    constexpr int kFp8 = 0;
+    // Scales that are no registers: the instruction without scales.
+    d.value = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(
+        __builtin_bit_cast(Bytes, a), __builtin_bit_cast(Bytes, b), d.value, kFp8, kFp8, 0, 0, 0, 0);
+  }
+#elif defined(__gfx942__)
+  static constexpr int kByteProducts = 4;
+  template <int kPart>
+  TILEWISE_INLINE static void mma_bytes(CdnaAccumulator& d, const CdnaBytes& a, const CdnaBytes& b) {
+    struct Parts {
+      int64_t part[2];
+    };
+    const auto eight = [](const CdnaBytes& of) {
+      return __builtin_bit_cast(Parts, of.half[kPart / 2]).part[kPart % 2];
+    };
+    d.value = __builtin_amdgcn_mfma_f32_32x32x16_fp8_fp8(eight(a), eight(b), d.value, 0, 0, 0);
+  }
+#endif
+
+#if defined(__gfx942__)
+  /// Four e4m3fnuz bytes, exactly.
+  TILEWISE_INLINE static void unpack_fnuz(float (&to)[4], uint32_t word) {
+    const auto low = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int>(word), false);
+    const auto high = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int>(word), true);
+    to[0] = low[0], to[1] = low[1], to[2] = high[0], to[3] = high[1];
+  }
+  /// A word of whose bits the compiler knows nothing, so that it leaves what is made of it as it is written.
+  TILEWISE_INLINE static uint32_t unknown(uint32_t word) {
+    asm("" : "+v"(word));
+    return word;
+  }
+#endif
+#if defined(__gfx950__)
+  /// The 8 e2m1 numbers of a word, exactly.
+  TILEWISE_INLINE static void numbers_of_e2m1(float (&to)[8], uint32_t word) {
+    two_of_e2m1<0>(to, word), two_of_e2m1<1>(to, word), two_of_e2m1<2>(to, word), two_of_e2m1<3>(to, word);
+  }
+  /// Four e4m3 bytes to elements, exactly.
+  template <int kElement>
+  TILEWISE_INLINE static void unpack_e4m3(uint32_t (&to)[2], uint32_t word) {
+    if constexpr (kElement == kBf16) {
+      to[0] = __builtin_bit_cast(uint32_t, __builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(word, 1.0f, false));
+      to[1] = __builtin_bit_cast(uint32_t, __builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(word, 1.0f, true));
+    } else {
+      to[0] = __builtin_bit_cast(uint32_t, __builtin_amdgcn_cvt_scalef32_pk_f16_fp8(word, 1.0f, false));
+      to[1] = __builtin_bit_cast(uint32_t, __builtin_amdgcn_cvt_scalef32_pk_f16_fp8(word, 1.0f, true));
+    }
+  }
+
   /// Copies 16 bytes a lane from an offset in a window, which may differ between lanes, to a place in shared memory
-  /// that is the same in all of them and 16 bytes further for each lane; zeros past the window's end.
-  TILEWISE_INLINE static void copy_window(void* to, const Window& from, uint32_t offset) {
+  /// that is the same in all of them and 16 bytes further for each lane; zeros past the window's end, and
+  /// `further` as load_window()'s.
+  TILEWISE_INLINE static void copy_window(void* to, const Window& from, uint32_t offset, uint32_t further) {
     const auto place =
         static_cast<int>(reinterpret_cast<uint64_t>(to));  // its lower half is the place in shared memory
     // No builtin: of its copies the compiler takes every read of shared memory to wait for all.
-    asm volatile("s_nop 0\n\tbuffer_load_dwordx4 %1, %2, 0 offen lds"
+    asm volatile("s_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
                  :
-                 : "{m0}"(uniform(place)), "v"(offset), "s"(from.resource)
+                 : "{m0}"(uniform(place)), "v"(offset), "s"(from.resource), "s"(further)
                  : "memory");
   }
   /// Until so many of this wave's copies, or less, are under way.
@@ -68,6 +128,13 @@ struct CdnaMachine : AmdMachine<64> {
 #endif
 
  private:
+#if defined(__gfx950__)
+  template <int kByte>
+  TILEWISE_INLINE static void two_of_e2m1(float (&to)[8], uint32_t word) {
+    const auto two = __builtin_amdgcn_cvt_scalef32_pk_f32_fp4(word, 1.0f, kByte);
+    to[2 * kByte] = two[0], to[2 * kByte + 1] = two[1];
+  }
+#endif
   template <int kElement>
   TILEWISE_INLINE static void mma_32x32x8(CdnaAccumulator& d, uint64_t a, uint64_t b) {
     using Bf16s = short __attribute__((ext_vector_type(4)));

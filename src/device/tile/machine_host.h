@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device/common/float8.h"
+#include "device/common/float8_fnuz.h"
 #include "device/tile/element.h"
 #include "device/tile/host_entry.h"
 #include "device/tile/registers.h"
@@ -45,6 +46,7 @@ struct HostMachine {
   TILEWISE_INLINE static void store_global(T* to, T value) {
     host_block->store_global(to, &value, sizeof(T));
   }
+  TILEWISE_INLINE static void add_global(float* to, float x) { host_block->add_global(to, x); }
   template <class T>
   TILEWISE_INLINE static T load_shared(const void* from) {
     T value;
@@ -104,6 +106,7 @@ struct HostSm80Machine : HostMachine<32> {
   TILEWISE_INLINE static uint32_t swap_middle_bytes(uint32_t word) {
     return (word & 0xFF0000FFu) | (word & 0xFF00u) << 8 | (word >> 8 & 0xFF00u);
   }
+  using HostMachine<32>::add_global;
   TILEWISE_INLINE static void add_global(float* to, const float (&x)[4]) { host_block->add_global(to, x); }
   TILEWISE_INLINE static void copy_async(void* to, const void* from, bool valid) {
     host_block->copy_async(to, from, valid);
@@ -132,7 +135,7 @@ struct HostAmdMachine : HostMachine<kWaveLanes> {
   static constexpr bool kRoundsByAdding = true;
   TILEWISE_INLINE static int uniform(int value) { return value; }
 
-  /// As on the device, each word past the end reads as zeros.
+  /// As on the device, each word past the end reads as zeros, `further` not counted.
   struct Window {
     const uint8_t* start;
     uint32_t bytes;
@@ -141,16 +144,17 @@ struct HostAmdMachine : HostMachine<kWaveLanes> {
     return {static_cast<const uint8_t*>(start), bytes};
   }
   template <class T>
-  TILEWISE_INLINE static T load_window(const Window& from, uint32_t offset) {
+  TILEWISE_INLINE static T load_window(const Window& from, uint32_t offset, uint32_t further = 0) {
     constexpr int32_t kWord = sizeof(T) < 4 ? sizeof(T) : 4;
+    const uint8_t* const start = from.start + further;
     T value{};
     if (static_cast<uint64_t>(offset) + sizeof(T) <= from.bytes) {
-      host_block->load_global(&value, from.start + offset, sizeof(T));
+      host_block->load_global(&value, start + offset, sizeof(T));
       return value;
     }
     auto* to = reinterpret_cast<uint8_t*>(&value);
     for (uint64_t at = 0; at < sizeof(T) && offset + at + kWord <= from.bytes; at += kWord) {
-      host_block->load_global(to + at, from.start + offset + at, kWord);
+      host_block->load_global(to + at, start + offset + at, kWord);
     }
     return value;
   }
@@ -168,7 +172,7 @@ struct HostAmdMachine : HostMachine<kWaveLanes> {
     uint32_t chosen = 0;
     for (int i = 0; i < 4; ++i) {
       const uint32_t number = selector >> (8 * i) & 0xFFu;
-      chosen |= (static_cast<uint32_t>(bytes >> (8 * number)) & 0xFFu) << (8 * i);
+      if (number < 8) chosen |= (static_cast<uint32_t>(bytes >> (8 * number)) & 0xFFu) << (8 * i);
     }
     return chosen;
   }
@@ -179,10 +183,11 @@ struct HostAmdMachine : HostMachine<kWaveLanes> {
 /// Stands in for CdnaMachine.
 struct HostCdnaMachine : HostAmdMachine<64> {
   static constexpr int kDies = 8;
-  static constexpr int kStepsAhead = 4;
-  TILEWISE_INLINE static void copy_window(void* to, const Window& from, uint32_t offset) {
+  static constexpr int kStepsAhead = 4, kFewestAhead = 2;
+  TILEWISE_INLINE static void copy_window(void* to, const Window& from, uint32_t offset, uint32_t further) {
     const bool is_inside = static_cast<uint64_t>(offset) + sizeof(Chunk) <= from.bytes;
-    host_block->copy_async(static_cast<Chunk*>(to) + lane(), from.start + (is_inside ? offset : 0), is_inside);
+    const uint8_t* const start = is_inside ? from.start + offset + further : from.start;
+    host_block->copy_async(static_cast<Chunk*>(to) + lane(), start, is_inside);
     host_block->commit_copies();
   }
   template <int kPending>
@@ -191,9 +196,12 @@ struct HostCdnaMachine : HostAmdMachine<64> {
   }
   /// A load counts as a copy does, which waits on the device don't tell apart.
   template <class T>
-  TILEWISE_INLINE static T load_window(const Window& from, uint32_t offset) {
+  TILEWISE_INLINE static T load_window(const Window& from, uint32_t offset, uint32_t further = 0) {
     host_block->commit_copies();
-    return HostAmdMachine<64>::load_window<T>(from, offset);
+    return HostAmdMachine<64>::load_window<T>(from, offset, further);
+  }
+  TILEWISE_INLINE static void unpack_fnuz(float (&to)[4], uint32_t word) {
+    for (int i = 0; i < 4; ++i) to[i] = fnuz_to_float(static_cast<uint8_t>(word >> (8 * i)));
   }
   /// Each lane reads what it names, and takes of its column what four lanes have read.
   TILEWISE_INLINE static HalfChunk read_transposed(const void* from) {
@@ -212,6 +220,12 @@ struct HostCdnaMachine : HostAmdMachine<64> {
   TILEWISE_INLINE static void mma_32x32x16(CdnaAccumulator& d, CdnaOperand a, CdnaOperand b) {
     host_block->multiply(HostMatrix::kMfma32x32x16, kElement, &d[0], reinterpret_cast<const uint32_t*>(&a),
                          reinterpret_cast<const uint32_t*>(&b));
+  }
+  static constexpr int kByteProducts = 4;
+  template <int kPart>
+  TILEWISE_INLINE static void mma_bytes(CdnaAccumulator& d, const CdnaBytes& a, const CdnaBytes& b) {
+    host_block->multiply(HostMatrix::kMfma32x32x16Fp8, kE4m3, &d[0], reinterpret_cast<const uint32_t*>(&a) + 2 * kPart,
+                         reinterpret_cast<const uint32_t*>(&b) + 2 * kPart);
   }
 };
 

@@ -37,7 +37,11 @@ struct Sm80Machine {
   TILEWISE_INLINE static void store_global(T* to, T value) {
     *to = value;
   }
-  /// Adds 4 floats, 16 bytes aligned, to memory that other blocks add to at the same time, in any order.
+  /// Adds to memory that other blocks add to at the same time, in any order.
+  TILEWISE_INLINE static void add_global(float* to, float x) {
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+  }
+  /// The same of 4 floats, 16 bytes aligned.
   TILEWISE_INLINE static void add_global(float* to, const float (&x)[4]) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
@@ -45,9 +49,7 @@ struct Sm80Machine {
                  : "memory");
 #else
     TILEWISE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to + i), "f"(x[i]) : "memory");
-    }
+    for (int i = 0; i < 4; ++i) add_global(to + i, x[i]);
 #endif
   }
   template <class T>

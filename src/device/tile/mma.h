@@ -45,12 +45,25 @@ TILEWISE_INLINE void read_ahead(Ahead& ahead, const B& b) {
   Ops::read_ahead(ahead, by_rows(b));
 }
 
-/// mma_AB() as a stream, which reads its first operands itself.
+/// visit(i) for the share of kAll pieces of work that goes beside a step of a stream.
+template <int kAll, class Visit>
+TILEWISE_INLINE void for_share(int step, int steps, const Visit& visit) {
+  TILEWISE_UNROLL
+  for (int i = 0; i < kAll; ++i) {
+    if (i * steps / kAll == step) visit(i);
+  }
+}
+
+/// mma_AB() likewise, after read_columns_ahead().
 template <class Ops, int Rows, int Cols, class A, class B, class Ahead, class Beside>
 TILEWISE_INLINE void stream_AB(Fragment<Ops, Rows, Cols>& to, const A& a, const B& b, Ahead& ahead,
                                const Beside& beside) {
   static_assert(A::kElement == B::kElement, "a matrix instruction multiplies elements of one type");
   Ops::stream_AB(to, a, by_columns(b), ahead, beside);
+}
+template <class Ops, class B, class Ahead>
+TILEWISE_INLINE void read_columns_ahead(Ahead& ahead, const B& b) {
+  Ops::read_ahead(ahead, by_columns(b));
 }
 
 /// to += A B. A: an operand in registers. Where waves share the rows of `to`, each has a part of its columns.

@@ -2,7 +2,10 @@
 // that a lane holds one row of A, and its registers, packed, are the next product's right operand.
 #pragma once
 
+#include "device/tile/byte_numbers.h"
+#include "device/tile/byte_tile.h"
 #include "device/tile/fragment.h"
+#include "device/tile/operand_tiles.h"
 #include "device/tile/registers.h"
 #include "device/tile/stream_tile.h"
 
@@ -87,6 +90,26 @@ struct CdnaOps {
     }
   }
 
+  /// The same of bytes.
+  template <int Rows, int Cols, int Own, int Depth, bool kTight, class Tile>
+  TILEWISE_INLINE static void mma_ABt(Fragment<CdnaOps, Rows, Cols>& to,
+                                      const TilePart<ByteRows<Own, Depth>, kTight>& a, const Tile& b) {
+    static_assert(Depth % 64 == 0);
+    const auto right = part_of(b);
+    TILEWISE_UNROLL
+    for (int k = 0; k < Depth / 64; ++k) {
+      CdnaBytes own[Rows / 32];
+      TILEWISE_UNROLL
+      for (int r = 0; r < Rows / 32; ++r) own[r] = read_bytes(a.tile, a.first_row + 32 * r, k);
+      TILEWISE_UNROLL
+      for (int c = 0; c < Cols / 32; ++c) {
+        const CdnaBytes other = read_bytes(right.tile, right.first_row + 32 * c, k);
+        TILEWISE_UNROLL
+        for (int r = 0; r < Rows / 32; ++r) multiply_bytes(to.tile[r][c], other, own[r], [](int) {});
+      }
+    }
+  }
+
   /// to += A B^T, B held in registers, A read from shared memory as it is needed.
   template <int kElement, int Rows, int Cols, int Depth, class Own, bool kTight>
   TILEWISE_INLINE static void mma_ABt(Fragment<CdnaOps, Rows, Cols>& to, const TilePart<Own, kTight>& a,
@@ -104,6 +127,74 @@ struct CdnaOps {
     }
   }
 
+  /// Tiles of streamed rows in registers, as they lie in memory: for mma_ABt() and for mma_AB().
+  template <int kFrom, int kTo, int Rows, int Depth>
+  using HeldRows = RowsInRegisters<Machine, kFrom, kTo, Rows, Depth>;
+  template <int kFrom, int kTo, int Rows, int Depth>
+  using HeldColumns = ColumnsInRegisters<Machine, kFrom, kTo, Rows, Depth>;
+
+  /// to += A B^T, both held in registers.
+  template <int kElement, int kFrom, int Rows, int Cols, int Depth>
+  TILEWISE_INLINE static void mma_ABt(Fragment<CdnaOps, Rows, Cols>& to, const Operand<kElement, Rows, Depth>& a,
+                                      const RowsInRegisters<Machine, kFrom, kElement, Cols, Depth>& b) {
+    TILEWISE_UNROLL
+    for (int k = 0; k < Depth / 16; ++k) {
+      TILEWISE_UNROLL
+      for (int c = 0; c < Cols / 32; ++c) multiply_rows(to, c, b.step(c, k), a, k);
+    }
+  }
+  template <int kElement, int kFrom, int Rows, int Cols, int Depth>
+  TILEWISE_INLINE static void mma_AB(Fragment<CdnaOps, Rows, Depth>& to, const Operand<kElement, Rows, Cols>& a,
+                                     const ColumnsInRegisters<Machine, kFrom, kElement, Cols, Depth>& b) {
+    using Tile = HeldColumns<kFrom, kElement, Cols, Depth>;
+    TILEWISE_UNROLL
+    for (int k = 0; k < Cols / 16; ++k) {
+      TILEWISE_UNROLL
+      for (int g = 0; g < Tile::kGroups; ++g) {
+        CdnaOperand right[Tile::kRun];
+        b.step(right, k, g);
+        TILEWISE_UNROLL
+        for (int t = 0; t < Tile::kRun; ++t) multiply_rows(to, g * Tile::kRun + t, right[t], a, k);
+      }
+    }
+  }
+
+  /// Bytes as products take them, 64 deep, of which a lane has two stretches of 16.
+  using Bytes = CdnaBytes;
+  using HalfBytes = CdnaOperand;
+
+  /// Bytes [64 k, 64 k + 64) of 32 rows of a tile.
+  template <class Tile>
+  TILEWISE_INLINE static Bytes read_bytes(const Tile& tile, int first_row, int k) {
+    const int lane = Machine::lane();
+    Bytes to;
+    TILEWISE_UNROLL
+    for (int i = 0; i < 2; ++i)
+      to.half[i] = Machine::template load_shared<HalfBytes>(tile.chunk(first_row, lane % 32, 4 * k + 2 * i, lane / 32));
+    return to;
+  }
+
+  /// d += a b^T. beside(i) is called after each of its Machine::kByteProducts instructions.
+  template <class Beside>
+  TILEWISE_INLINE static void multiply_bytes(Accumulator& d, const Bytes& a, const Bytes& b, const Beside& beside) {
+    for_each_index<0, Machine::kByteProducts>([&](auto part) {
+      Machine::template mma_bytes<decltype(part)::value>(d, a, b);
+      beside(decltype(part)::value);
+    });
+  }
+
+  /// Adds NaN to the sums of rows in which a lane has met one, a's or b's.
+  TILEWISE_INLINE static void poison(Accumulator& d, const ByteNans& a, const ByteNans& b) {
+    const auto bytes = [](const ByteNans& nans) {
+      constexpr uint32_t kNans = 0x80808080u;  // as the machine has them, and a mark's bits
+      Bytes to{};
+      TILEWISE_UNROLL
+      for (int i = 0; i < 4; ++i) to.half[0][i] = (nans.value & kNans) != 0 ? kNans : 0u;
+      return to;
+    };
+    Machine::template mma_bytes<0>(d, bytes(a), bytes(b));
+  }
+
   /// Operands that are read so many steps before they are multiplied. A step multiplies 32 rows of a tile, 16 deep.
   template <int kSteps_>
   struct StepsAhead {
@@ -111,6 +202,7 @@ struct CdnaOps {
     CdnaOperand step[kSteps];
   };
   static constexpr int kStepsAhead = Machine::kStepsAhead;  // that hide how long reads of shared memory take
+  static constexpr int kFewestAhead = Machine::kFewestAhead;
 
   /// Reads the first steps of stream_ABt().
   template <int kAhead, class Tile>
@@ -135,7 +227,6 @@ struct CdnaOps {
   TILEWISE_INLINE static void stream_AB(Fragment<CdnaOps, Rows, Depth>& to, const Operand<kElement, Rows, Cols>& a,
                                         const Tile& b, StepsAhead<kAhead>& ahead, const Beside& beside) {
     constexpr int kDepth = Depth / 32;
-    read_ahead(ahead, b);
     stream<Cols / 16 * kDepth>(
         ahead, [&](int i) { return read_tall(b, i); },
         [&](int i, const CdnaOperand& right) { multiply_rows(to, i % kDepth, right, a, i / kDepth); }, beside);

@@ -164,6 +164,14 @@ TILEWISE_INLINE void let_next_step_begin() {
   if constexpr (requires { Machine::let_next_step_begin(); }) Machine::let_next_step_begin();
 }
 
+/// A place in shared memory from which others are counted, not from where shared memory begins, where the machine has a
+/// way to: immediates reach so far.
+template <class Machine, class T>
+TILEWISE_INLINE T* not_folded(T* place) {
+  if constexpr (requires { Machine::not_folded(place); }) return Machine::not_folded(place);
+  return place;
+}
+
 /// Has the value computed by here, where the machine has a way to: products that a branch later uses are moved
 /// behind it otherwise, while their operands wait in registers.
 template <class Machine, class Value>

@@ -48,6 +48,11 @@ struct CdnaAccumulator {
 /// Eight 16-bit elements of one row: half of the contraction of a 32x32x16 product.
 typedef uint32_t CdnaOperand __attribute__((vector_size(16)));
 
+/// Two stretches of 16 fp8 bytes of one row: half of the contraction of a 32x32x64 product.
+struct CdnaBytes {
+  CdnaOperand half[2];
+};
+
 /// Accumulator of v_wmma_f32_16x16x16_*: 8 of 16 x 16 floats a lane. One vector value, so that the
 /// compiler keeps it in adjacent registers.
 struct RdnaAccumulator {

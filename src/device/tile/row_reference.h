@@ -18,6 +18,8 @@ struct RowReference {
     const bool finite = magnitude(score) < kInfinity, large = magnitude(score * scale) >= kFar;
     return finite & large;  // no branch
   }
+  /// Not of a score that is no number, nor of an infinite one.
+  TILEWISE_INLINE static bool is_near_score(float score, float scale) { return magnitude(score * scale) < kFar; }
 };
 
 /// A row's log-sum-exp as the unrounded sum of two numbers: a score as the backward pass will round it, and what is
@@ -41,16 +43,24 @@ struct alignas(8) RowLse {
   template <class Machine>
   TILEWISE_INLINE static RowLse of(bool is_far, float base_or_score, float row_sum, float natural) {
     float exponent;
-    const float mantissa = log2_of_mantissa<Machine>(row_sum, exponent), base = base_or_score, whole = base + exponent;
-    RowLse lse = {whole * kLn2, mantissa * kLn2};
-    // What its roundings lose of a small one moves no weight by 2^-11: the rest costs a short call 2%.
-    constexpr float kSmall = 0x1p12f;
-    if (is_far | (magnitude(base) >= kSmall)) {
+    const float mantissa = log2_of_mantissa<Machine>(row_sum, exponent), base = base_or_score;
+    RowLse lse = small(base, exponent, mantissa);
+    if (is_far | !is_small_base(base)) {
       lse = is_far ? RowLse{base * natural, (exponent + mantissa) * kLn2}
                    : large<Machine>(base, exponent, mantissa, natural);
     }
     const bool sees = row_sum != 0.0f;
     return {sees ? lse.score : -kInfinity, sees ? lse.rest : 0.0f};
+  }
+
+  /// Of a base whose roundings move no weight by 2^-11, and of a row that is not far and has a sum: what others cost
+  /// is 2% of a short call.
+  TILEWISE_INLINE static bool is_small_base(float base) { return magnitude(base) < 0x1p12f; }
+  template <class Machine>
+  TILEWISE_INLINE static RowLse small(float base, float row_sum) {
+    float exponent;
+    const float mantissa = log2_of_mantissa<Machine>(row_sum, exponent);
+    return small(base, exponent, mantissa);
   }
 
   /// Joins a sink's logit; what the row's weights, divided by their sum, are then multiplied by. `seen`: whether the
@@ -74,6 +84,10 @@ struct alignas(8) RowLse {
   }
 
  private:
+  /// Products are rounded, lest a compiler joins them with the sum of both where it sees that.
+  TILEWISE_INLINE static RowLse small(float base, float exponent, float mantissa) {
+    return {rounded_product(base + exponent, kLn2), rounded_product(mantissa, kLn2)};
+  }
   /// Both sums and the product exactly, as two numbers each.
   template <class Machine>
   TILEWISE_INLINE static RowLse large(float base, float exponent, float mantissa, float natural) {

@@ -4,55 +4,45 @@
 #include "core/implementation.hpp"
 #include "core/run.hpp"
 #include "device/common/params.h"
+#include "operations/attention/block_mask.hpp"
 #include "operations/attention/call.hpp"
 #include "operations/attention/features.hpp"
 #include "operations/attention/fields.hpp"
 #include "operations/attention/last_call.hpp"
 #include "operations/attention/lengths.hpp"
 #include "operations/attention/rules.hpp"
+#include "operations/attention/schema.hpp"
 #include "operations/attention/tensors.hpp"
 #include "operations/attention/validate.hpp"
+#include "operations/derived/operation.hpp"
 
 namespace tilewise::operations {
 
-struct Attention {
-  using Problem = AttentionProblem;
+struct Attention : schema::Derived<attention::kSchema> {
   using Feature = attention::Feature;
   using Call = attention::Call;
   using LastCall = attention::LastCall;
   using Params = device::AttentionParams;
-
-  static constexpr std::string_view kName = "attention";
-  static constexpr auto kProblemNames = core::kNamesOf<Operation>;
   static constexpr auto kFeatureNames = attention::kFeatureNames;
 
-  static std::size_t problem_name(const Problem& problem) { return static_cast<std::size_t>(problem.operation); }
-  static void select_name(Problem& problem, std::size_t index) { problem.operation = static_cast<Operation>(index); }
-  template <typename Visit>
-  static void for_each_field(Problem& problem, Visit&& visit) {
-    attention::for_each_field(problem, visit);
-  }
   static void expand(core::Words& words) { attention::expand(words); }
+  [[noreturn]] static void refuse_key(std::string_view key, const Problem& problem) {
+    attention::refuse_key(key, problem);
+  }
   static void validate(const Problem& problem) { attention::validate(problem); }
   static Problem canonical(const Problem& problem) { return attention::canonical(problem); }
   static attention::FeatureSet required_features(const Problem& problem) {
     return attention::required_features(problem);
   }
-
-  [[noreturn]] static void refuse_key(std::string_view key, const Problem& problem) {
-    attention::refuse_key(key, problem);
-  }
-
-  static std::size_t kind(const Call& call) { return static_cast<std::size_t>(call.operation); }
-  static Device device(const Call& call) { return call.q.device; }
   static Problem describe(const Call& call) { return attention::describe(call); }
   static Params make_params(const Call& call, const Problem& problem) { return attention::make_params(call, problem); }
   template <typename Visit>
-  static void for_each_tensor(const Call& call, Visit&& visit) {
+  static void for_each_tensor(const Call& call, const Visit& visit) {
     attention::for_each_tensor(call, visit);
   }
   static void check_device_values(const Call& call, const Problem& problem, void* stream) {
     attention::check_device_lengths(call, problem, stream);
+    attention::check_device_block_mask(call, problem, stream);
   }
 };
 

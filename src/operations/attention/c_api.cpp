@@ -1,12 +1,15 @@
 // The C interface of attention: options and tensors to arguments, and its calls and plans.
 #include <cstddef>
-#include <optional>
+#include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 #include "core/c_api.hpp"
 #include "core/device.hpp"
-#include "operations/attention/names.hpp"
+#include "operations/attention/schema.hpp"
 #include "operations/attention/score_functions.hpp"
+#include "operations/derived/c_struct.hpp"
+#include "operations/functions_in_c.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/c/attention.h"
 
@@ -14,17 +17,10 @@ namespace tilewise::operations::attention {
 namespace {
 
 using namespace core::c;
-using core::invalid_argument;
 
 static_assert(TILEWISE_LAYOUT_THD == static_cast<int>(Layout::thd));
 static_assert(TILEWISE_MASK_CAUSAL == static_cast<int>(Mask::causal));
 static_assert(TILEWISE_ALIGNMENT_TOP_LEFT == static_cast<int>(Alignment::top_left));
-
-std::optional<std::int64_t> max_seqlen_of(std::int64_t value) {
-  return value == -1 ? std::nullopt : std::optional(value);
-}
-
-std::optional<double> given_number(double value) { return value == 0.0 ? std::nullopt : std::optional(value); }
 
 /// Options of C; see core/c_api.hpp.
 struct COptions {
@@ -37,78 +33,33 @@ struct COptions {
     options.window_left = fresh.window_left;
     options.window_right = fresh.window_right;
     options.max_seqlen_q = options.max_seqlen_k = -1;
+    options.block_rows = fresh.block_rows;
+    options.block_keys = fresh.block_keys;
     return options;
   }
 };
 
-AttentionOptions options_of(const tilewise_attention_options& c) {
-  AttentionOptions options;
-  options.layout = core::value_at<Layout>("layout", c.layout);
-  options.mask = core::value_at<Mask>("mask", c.mask);
-  options.alignment = core::value_at<Alignment>("alignment", c.alignment);
-  options.window_left = c.window_left;
-  options.window_right = c.window_right;
+void take_options(const tilewise_attention_options& c, AttentionOptions& options) {
   if (c.has_softmax_scale != 0) options.softmax_scale = c.softmax_scale;
-  options.softcap = c.softcap;
-  options.dropout_p = c.dropout_p;
   options.seed = c.seed;
   options.offset = c.offset;
-  options.seed_and_offset = view_of(c.seed_and_offset, "seed_and_offset");
-  options.bias = view_of(c.bias, "bias");
-  options.alibi_slopes = view_of(c.alibi_slopes, "alibi_slopes");
-  options.sink = view_of(c.sink, "sink");
-  options.cu_seqlens_q = view_of(c.cu_seqlens_q, "cu_seqlens_q");
-  options.cu_seqlens_k = view_of(c.cu_seqlens_k, "cu_seqlens_k");
-  options.max_seqlen_q = max_seqlen_of(c.max_seqlen_q);
-  options.max_seqlen_k = max_seqlen_of(c.max_seqlen_k);
-  options.seqused_q = view_of(c.seqused_q, "seqused_q");
-  options.seqused_k = view_of(c.seqused_k, "seqused_k");
-  options.leftpad_k = view_of(c.leftpad_k, "leftpad_k");
-  options.deterministic = c.deterministic != 0;
-  options.batch_invariant = c.batch_invariant != 0;
-  options.clear_rest = c.clear_rest != 0;
-  options.q_scale = view_of(c.q_scale, "q_scale");
-  options.k_scale = view_of(c.k_scale, "k_scale");
-  options.v_scale = view_of(c.v_scale, "v_scale");
-  if (c.score_mod != nullptr) options.score_mod = c.score_mod;
-  if (c.mask_mod != nullptr) options.mask_mod = c.mask_mod;
-  if (c.table_count < 0 || (c.table_count > 0 && c.tables == nullptr)) {
-    invalid_argument("tables: must be table_count of them (got ", c.table_count,
-                     c.tables == nullptr ? " and NULL)" : ")");
-  }
-  for (std::int64_t i = 0; i < c.table_count; ++i)
-    options.tables.push_back(view_of(c.tables[i], table_name(static_cast<std::size_t>(i))));
-  options.q_scale_value = given_number(c.q_scale_value);
-  options.k_scale_value = given_number(c.k_scale_value);
-  options.v_scale_value = given_number(c.v_scale_value);
-  return options;
+  take_tables(c, options);
+  for (std::int64_t i = 0; c.dtables != nullptr && i < c.table_count; ++i)
+    options.dtables.push_back(view_of(c.dtables[i], dtable_name(static_cast<std::size_t>(i))));
+  take_block_mask(c, options);
 }
 
-ForwardArguments arguments_of(const tilewise_forward_tensors* tensors, const tilewise_attention_options& options) {
-  const tilewise_forward_tensors& t = *required(tensors, "tensors");
-  return {view_of(t.q, "q"),
-          view_of(t.k, "k"),
-          view_of(t.v, "v"),
-          view_of(t.out, "out"),
-          view_of(t.softmax_lse, "softmax_lse"),
-          options_of(options)};
-}
+template <typename Tensors>
+using ArgumentsOf =
+    std::conditional_t<std::is_same_v<Tensors, tilewise_forward_tensors>, ForwardArguments, BackwardArguments>;
 
-BackwardArguments arguments_of(const tilewise_backward_tensors* tensors, const tilewise_attention_options& options) {
-  const tilewise_backward_tensors& t = *required(tensors, "tensors");
-  return {view_of(t.dout, "dout"),
-          view_of(t.dlse, "dlse"),
-          view_of(t.q, "q"),
-          view_of(t.k, "k"),
-          view_of(t.v, "v"),
-          view_of(t.out, "out"),
-          view_of(t.softmax_lse, "softmax_lse"),
-          view_of(t.dq, "dq"),
-          view_of(t.dk, "dk"),
-          view_of(t.dv, "dv"),
-          view_of(t.dbias, "dbias"),
-          view_of(t.dsink, "dsink"),
-          options_of(options)};
+template <typename Tensors>
+ArgumentsOf<Tensors> arguments_of(const Tensors* tensors, const tilewise_attention_options& options) {
+  ArgumentsOf<Tensors> arguments;
+  schema::take_c<kSchema>(*required(tensors, "tensors"), arguments);
+  schema::take_c<kSchema>(options, arguments);
+  take_options(options, arguments.options);
+  return arguments;
 }
 
 template <typename Tensors>

@@ -1,6 +1,7 @@
 // The numbers of a score's formula: what a problem may say, and what kernels compute with.
 #pragma once
 
+#include "core/visibility.hpp"
 #include "device/common/params.h"
 #include "tilewise/problem.hpp"
 
@@ -10,7 +11,7 @@ namespace tilewise::operations::attention {
 void validate_factors(const AttentionProblem& problem);
 
 /// Rounded to f32, unless q is f64.
-[[nodiscard]] device::ScoreFactors score_factors(const AttentionProblem& problem);
+[[nodiscard]] TILEWISE_INTERNAL device::ScoreFactors score_factors(const AttentionProblem& problem);
 
 /// The same in single precision.
 void set_factors(const device::ScoreFactors& factors, device::ScoreParams& params);

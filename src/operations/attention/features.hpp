@@ -47,6 +47,9 @@ enum class Feature : std::uint8_t {
   clear_rest,
   score_mod,
   mask_mod,
+  dtables,
+  key_indices,
+  block_mask,
   count_
 };
 
@@ -56,7 +59,7 @@ inline constexpr std::array<std::string_view, static_cast<std::size_t>(Feature::
     "window_right", "top_left",  "scale_sign", "softcap",    "bias",          "bias_boolean",
     "dbias",        "alibi",     "sink",       "dsink",      "dropout",       "seed_tensor",
     "seqused_q",    "seqused_k", "leftpad_k",  "dlse",       "deterministic", "batch_invariant",
-    "clear_rest",   "score_mod", "mask_mod"};
+    "clear_rest",   "score_mod", "mask_mod",   "dtables",    "key_indices",   "block_mask"};
 static_assert(!kFeatureNames.back().empty());
 
 using FeatureSet = core::FeatureSetOf<Feature>;
@@ -75,7 +78,8 @@ using FeatureSet = core::FeatureSetOf<Feature>;
                                 window_right, softmax_scale, softcap, dropout_p, seed_tensor, bias, bias_dims,
                                 alibi_slopes, sink, seqused_q, seqused_k, leftpad_k, q_scale, k_scale, v_scale,
                                 softmax_lse, dlse, dq, dk, dv, dbias, dsink, deterministic, batch_invariant, clear_rest,
-                                unaligned, bias_unaligned, score_mod, mask_mod, tables] = p;
+                                unaligned, bias_unaligned, score_mod, mask_mod, tables, dtables, top_k,
+                                key_indices_per_head, block_mask] = p;
   FeatureSet set{feature_of(dtype)};
   const auto need = [&set](Feature feature, bool needed) {
     if (needed) set.insert(feature);
@@ -109,6 +113,9 @@ using FeatureSet = core::FeatureSetOf<Feature>;
   need(Feature::clear_rest, clear_rest);
   need(Feature::score_mod, !score_mod.empty());
   need(Feature::mask_mod, !mask_mod.empty());
+  need(Feature::dtables, dtables != 0);
+  need(Feature::key_indices, top_k > 0);
+  need(Feature::block_mask, block_mask.rows != 0);
   return set;
 }
 

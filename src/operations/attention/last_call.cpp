@@ -1,53 +1,55 @@
-// Which calls describe to the same Problem.
+// Which calls are remembered, and what is looked at again.
 #include "operations/attention/last_call.hpp"
 
-#include <cstddef>
+#include <cstdint>
+#include <optional>
 
-#include "core/recent_plan.hpp"
-#include "operations/attention/fields.hpp"
+#include "operations/attention/lengths.hpp"
+#include "operations/attention/rules.hpp"
 
 namespace tilewise::operations::attention {
 namespace {
 
-/// Whether a call has no tensors but those that usual_tensors() lists, and no sizes beside them.
-bool is_usual(const Call& call) {
-  const auto& [operation, q, k, v, out, softmax_lse, dout, dlse, dq, dk, dv, dbias, dsink, options] = call;
-  bool others = dbias.defined() || dsink.defined() || options.max_seqlen_q || options.max_seqlen_k ||
-                options.q_scale_value || options.k_scale_value || options.v_scale_value;
-  for_each_option_tensor(options, [&others](auto, const TensorView& view, auto) { others = others || view.defined(); });
-  return !others;
+bool has_lengths(const AttentionOptions& o) {
+  return o.cu_seqlens_q.defined() || o.seqused_q.defined() || o.seqused_k.defined() || o.leftpad_k.defined();
 }
 
-std::array<const TensorView*, 10> usual_tensors(const Call& c) {
-  return {&c.q, &c.k, &c.v, &c.out, &c.softmax_lse, &c.dout, &c.dlse, &c.dq, &c.dk, &c.dv};
+bool has_host_lengths(const Call& call) {
+  return call.one("q").device.type == DeviceType::cpu && has_lengths(call.options);
 }
 
-/// Whether a Problem takes the same from the options of two usual calls. Seed and offset are parameters of the kernel
-/// alone.
-bool same_options(const AttentionOptions& a, const AttentionOptions& b) {
-  bool same = a.layout == b.layout && a.softmax_scale == b.softmax_scale;
-  // Options have the names of a problem's fields.
-  for_each_plain_option(a, b, [&same](const auto& x, const auto& y) { same = same && x == y; });
-  return same;
+bool are_scales(const AttentionOptions& o) {
+  for (const std::optional<double>* number : {&o.q_scale_value, &o.k_scale_value, &o.v_scale_value})
+    if (*number && !is_scale(**number)) return false;
+  return true;
 }
 
 }  // namespace
 
-bool LastCall::is_like(const Call& call) const {
-  if (!is_usual(call)) return false;
-  const std::array<const TensorView*, 10> tensors = usual_tensors(call);
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!core::same_kind(*tensors[i], tensors_[i])) return false;
+bool LastCall::has_good_values(const Call& call) const {
+  const AttentionOptions& o = call.options;
+  if (o.seed_and_offset.defined() && (o.seed != 0 || o.offset != 0)) return false;
+  if (!are_scales(o)) return false;
+  if (!has_host_lengths(call)) return true;
+  if (is_packed(problem_)) {
+    const std::int64_t longest_q =
+        check_cu_seqlens(o.cu_seqlens_q, "cu_seqlens_q", problem_.total_q, o.max_seqlen_q, "max_seqlen_q");
+    const std::int64_t longest_k =
+        check_cu_seqlens(o.cu_seqlens_k, "cu_seqlens_k", problem_.total_k, o.max_seqlen_k, "max_seqlen_k");
+    if (o.max_seqlen_q.value_or(longest_q) != problem_.seqlen_q) return false;
+    if (o.max_seqlen_k.value_or(longest_k) != problem_.seqlen_k) return false;
   }
-  return same_options(call.options, options_);
+  check_used_lengths(o, problem_);
+  return true;
 }
 
 bool LastCall::remember(const Call& call) {
-  if (!is_usual(call)) return false;
-  const std::array<const TensorView*, 10> tensors = usual_tensors(call);
-  for (std::size_t i = 0; i < tensors.size(); ++i) tensors_[i] = *tensors[i];
-  options_ = call.options;
-  return true;
+  if (!compares(call)) return false;
+  const AttentionOptions& o = call.options;
+  const bool host_lengths = has_host_lengths(call);
+  has_values_ = host_lengths || o.seed_and_offset.defined() || o.q_scale_value || o.k_scale_value || o.v_scale_value;
+  if (host_lengths) problem_ = describe(call);
+  return last_.remember(call);
 }
 
 }  // namespace tilewise::operations::attention

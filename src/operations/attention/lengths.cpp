@@ -7,6 +7,9 @@
 
 #include "core/device.hpp"
 #include "core/message.hpp"
+#include "device/common/mask.h"
+#include "operations/host_copies.hpp"
+#include "operations/selected_keys.hpp"
 
 namespace tilewise::operations::attention {
 namespace {
@@ -68,8 +71,7 @@ std::int64_t check_cu_seqlens(const TensorView& cu_seqlens, std::string_view nam
   return longest;
 }
 
-void check_used_lengths(const Call& call, const AttentionProblem& problem) {
-  const AttentionOptions& o = call.options;
+void check_used_lengths(const AttentionOptions& o, const AttentionProblem& problem) {
   const Rows rows_q(o.cu_seqlens_q, problem.seqlen_q), rows_k(o.cu_seqlens_k, problem.seqlen_k);
   check_within(o.seqused_q, "seqused_q", rows_q, problem.batch_size, "query rows");
   check_within(o.seqused_k, "seqused_k", rows_k, problem.batch_size, "key rows");
@@ -116,18 +118,34 @@ class HostLengths {
 
 }  // namespace
 
+void check_selected_keys(const device::AttentionParams& params, const AttentionProblem& problem) {
+  for (std::int64_t b = 0; b < problem.batch_size; ++b) {
+    const device::Sequence s = device::sequence_of(params, b);
+    check_key_indices(params.key_indices, index_heads(problem), b, s.q_row, s.seqlen_q, s.seqlen_k);
+  }
+}
+
 void check_device_lengths(const Call& call, const AttentionProblem& problem, void* stream) {
-  const bool any = problem.layout == Layout::thd || problem.seqused_q || problem.seqused_k || problem.leftpad_k;
-  if (!any || !device_checks_requested(call.q.device, stream)) return;
+  const bool any =
+      problem.layout == Layout::thd || problem.seqused_q || problem.seqused_k || problem.leftpad_k || problem.top_k > 0;
+  if (!any || !device_checks_requested(call.one("q").device, stream)) return;
   const HostLengths host(call.options, stream);
   const AttentionOptions& o = host.options();
   if (problem.layout == Layout::thd) {
     (void)check_cu_seqlens(o.cu_seqlens_q, "cu_seqlens_q", problem.total_q, problem.seqlen_q, "max_seqlen_q");
     (void)check_cu_seqlens(o.cu_seqlens_k, "cu_seqlens_k", problem.total_k, problem.seqlen_k, "max_seqlen_k");
   }
-  const Call readable{call.operation, call.q,  call.k,  call.v,  call.out,   call.softmax_lse, call.dout,
-                      call.dlse,      call.dq, call.dk, call.dv, call.dbias, call.dsink,       o};
-  check_used_lengths(readable, problem);
+  check_used_lengths(o, problem);
+  if (problem.top_k == 0) return;
+  device::AttentionParams params = make_params(call, problem);
+  params.cu_seqlens_q = int32_data(o.cu_seqlens_q);
+  params.cu_seqlens_k = int32_data(o.cu_seqlens_k);
+  params.seqused_q = int32_data(o.seqused_q);
+  params.seqused_k = int32_data(o.seqused_k);
+  params.leftpad_k = int32_data(o.leftpad_k);
+  HostCopies copies(problem.device, call.one("q").device.index, stream);
+  copies.fetch(params.key_indices.data, o.key_indices);
+  check_selected_keys(params, problem);
 }
 
 }  // namespace tilewise::operations::attention

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 
+#include "core/visibility.hpp"
 #include "operations/attention/call.hpp"
 
 namespace tilewise::operations::attention {
@@ -15,10 +16,13 @@ namespace tilewise::operations::attention {
                                             std::optional<std::int64_t> max_seqlen, std::string_view max_name);
 
 /// Throws unless 0 <= seqused, 0 <= leftpad and leftpad + seqused <= the length of each sequence.
-void check_used_lengths(const Call& call, const AttentionProblem& problem);
+void check_used_lengths(const AttentionOptions& options, const AttentionProblem& problem);
 
-/// With TILEWISE_CHECK=1 copies the length tensors of a call on a GPU to the host, waiting for `stream`, and
+/// Throws for an index among key_indices that is neither -1 nor a key of its sequence. The host must be able to read.
+void check_selected_keys(const device::AttentionParams& params, const AttentionProblem& problem);
+
+/// With TILEWISE_CHECK=1 copies lengths and key_indices of a call on a GPU to the host, waiting for `stream`, and
 /// throws what the checks above throw. Kernels clamp lengths anyway, so without it nothing is read.
-void check_device_lengths(const Call& call, const AttentionProblem& problem, void* stream);
+TILEWISE_INTERNAL void check_device_lengths(const Call& call, const AttentionProblem& problem, void* stream);
 
 }  // namespace tilewise::operations::attention

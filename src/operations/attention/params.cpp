@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/device.hpp"
 #include "operations/attention/call.hpp"
 #include "operations/attention/factors.hpp"
+#include "operations/attention/lengths.hpp"
 #include "operations/attention/rules.hpp"
 #include "operations/layout.hpp"
 
@@ -63,6 +65,9 @@ void set_options(const Call& call, const AttentionProblem& p, device::AttentionP
   params.deterministic = p.deterministic;
   params.batch_invariant = p.batch_invariant;
   params.tables = o.tables.data();
+  params.key_indices = index_tensor(o.key_indices, p.layout == Layout::thd);
+  params.dtables = o.dtables.data();
+  params.block_mask = o.block_mask.data();
 }
 
 device::HeadScales head_scales(const TensorView& view, const std::optional<double>& number, ScaleKind kind,
@@ -95,16 +100,16 @@ void set_dropout(const AttentionOptions& o, const AttentionProblem& p, device::A
 
 void set_gradients(const Call& call, const AttentionProblem& p, device::AttentionParams& params) {
   const Axes axes = axes_of(p.layout);
-  params.dout = tensor4(call.dout, axes);
-  params.dq = tensor4(call.dq, axes);
-  params.dk = tensor4(call.dk, axes);
-  params.dv = tensor4(call.dv, axes);
-  params.dlse = lse_tensor(call.dlse, p.layout == Layout::thd);
-  if (call.dbias.defined()) {
-    params.dbias = bias_tensor(call.dbias);
+  params.dout = tensor4(call.one("dout"), axes);
+  params.dq = tensor4(call.one("dq"), axes);
+  params.dk = tensor4(call.one("dk"), axes);
+  params.dv = tensor4(call.one("dv"), axes);
+  params.dlse = lse_tensor(call.one("dlse"), p.layout == Layout::thd);
+  if (call.one("dbias").defined()) {
+    params.dbias = bias_tensor(call.one("dbias"));
     std::ranges::copy(bias_shape(p), params.dbias_shape);
   }
-  params.dsink = {call.dsink.data, call.dsink.strides[0], params.sink.type, 0};
+  params.dsink = {call.one("dsink").data, call.one("dsink").strides[0], params.sink.type, 0};
 }
 
 }  // namespace
@@ -127,15 +132,16 @@ device::AttentionParams make_params(const Call& call, const AttentionProblem& p)
   device::AttentionParams params{};
   static_cast<device::AttentionShape&>(params) = shape_of(p);
   const Axes axes = axes_of(p.layout);
-  params.q = tensor4(call.q, axes);
-  params.k = tensor4(call.k, axes);
-  params.v = tensor4(call.v, axes);
-  params.out = tensor4(call.out, axes);
-  params.softmax_lse = lse_tensor(call.softmax_lse, p.layout == Layout::thd);
+  params.q = tensor4(call.one("q"), axes);
+  params.k = tensor4(call.one("k"), axes);
+  params.v = tensor4(call.one("v"), axes);
+  params.out = tensor4(call.one("out"), axes);
+  params.softmax_lse = lse_tensor(call.one("softmax_lse"), p.layout == Layout::thd);
   set_options(call, p, params);
   set_scales(call.options, p, params);
   set_dropout(call.options, p, params);
   if (call.backward()) set_gradients(call, p, params);
+  if (p.top_k > 0 && p.device == DeviceType::cpu && core::checks_requested()) check_selected_keys(params, p);
   return params;
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/visibility.hpp"
 #include "operations/elements.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/problem.hpp"
@@ -44,14 +45,22 @@ namespace tilewise::operations::attention {
 /// Element type of a sink and of its gradient, where there is one.
 [[nodiscard]] constexpr DType sink_dtype(const Problem& p) { return p.sink == SinkKind::query ? p.dtype : DType::f32; }
 
+/// What a bias' shape says: which dimensions it has. Throws where one is neither 1 nor that of the scores.
+TILEWISE_INTERNAL void note_bias_dims(AttentionProblem& problem, const TensorView& bias);
+/// Of a tensor of scales, by its shape. `heads`: those that each has a scale of.
+[[nodiscard]] TILEWISE_INTERNAL ScaleKind scale_kind_of(const TensorView& scale, std::int64_t heads);
+
+/// Whether a number may stand instead of a tensor of scales.
+[[nodiscard]] inline bool is_scale(double number) { return number > 0.0 && std::isfinite(static_cast<float>(number)); }
+
 /// The options that a problem states: all but seed, offset and tensors.
-[[nodiscard]] AttentionOptions stated_options(const AttentionProblem& problem);
+[[nodiscard]] TILEWISE_INTERNAL AttentionOptions stated_options(const AttentionProblem& problem);
 
 /// The one form of all Problems that mean the same computation, so that they compare and hash
 /// equal: a window ending on the diagonal is Mask::causal, dropout_p is rounded to a multiple of
 /// 2^-16, and whatever cannot matter takes its default (the alignment without mask, window or
 /// ALiBi; a seed tensor without dropout; the dtype of out that q's implies). Values that validate() rejects are left
 /// alone.
-[[nodiscard]] AttentionProblem canonical(AttentionProblem problem);
+[[nodiscard]] TILEWISE_INTERNAL AttentionProblem canonical(AttentionProblem problem);
 
 }  // namespace tilewise::operations::attention

@@ -166,4 +166,27 @@ void ScoreBlocks::of_each(const ScoreBlock& block, std::int64_t step, Visibility
   of_each(rest, step, results + count / 2);
 }
 
+VisibleKeys ScoreBlocks::seen(const ScoreBlock& block) const {
+  constexpr std::int64_t kFinestStep = 32, kMostSteps = 64;
+  std::int64_t step = kFinestStep;
+  while (ceil_div(block.k_end - block.k_begin, step) > kMostSteps) step *= 2;
+  ScoreBlock aligned = block;
+  aligned.k_begin = block.k_begin / step * step;
+  const std::int64_t count = ceil_div(block.k_end - aligned.k_begin, step);
+  std::array<Visibility, kMostSteps + 1> visible;
+  of_each(aligned, step, visible.data());
+  VisibleKeys seen{{block.k_end, block.k_begin}, {}};
+  device::KeyRange run{};
+  for (std::int64_t n = 0; n < count; ++n) {
+    const std::int64_t begin = std::max(aligned.k_begin + n * step, block.k_begin);
+    const std::int64_t end = std::min(aligned.k_begin + (n + 1) * step, block.k_end);
+    const Visibility here = visible[static_cast<std::size_t>(n)];
+    if (here != Visibility::none) seen.some = {std::min(seen.some.begin, begin), end};
+    if (here != Visibility::all) continue;
+    run = {run.begin < run.end && run.end == begin ? run.begin : begin, end};
+    if (run.end - run.begin > seen.all.end - seen.all.begin) seen.all = run;
+  }
+  return seen;
+}
+
 }  // namespace tilewise::operations::attention

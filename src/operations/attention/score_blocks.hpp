@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "device/common/mask.h"
 #include "device/common/visibility.h"
 #include "expression/bounds.hpp"
 #include "operations/attention/score_functions.hpp"
@@ -40,6 +41,12 @@ class TableBounds {
   std::vector<expression::Interval> runs_;  // empty: nothing is said
 };
 
+/// Keys of a block: those at either end that are hidden from all of it left out, and the longest run that mask_mod
+/// shows as a whole. Either may be empty.
+struct VisibleKeys {
+  device::KeyRange some, all;
+};
+
 /// Of a call: what its functions leave of blocks.
 class ScoreBlocks {
  public:
@@ -52,6 +59,9 @@ class ScoreBlocks {
 
   /// Of each `step` keys of a block, the last of them perhaps fewer: ceil((k_end - k_begin) / step) results.
   void of_each(const ScoreBlock& block, std::int64_t step, Visibility* results) const;
+
+  /// By steps of 32 keys, and of more where that would be too many.
+  [[nodiscard]] VisibleKeys seen(const ScoreBlock& block) const;
 
  private:
   const expression::Expression *score_mod_, *mask_mod_;

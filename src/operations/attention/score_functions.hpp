@@ -1,52 +1,48 @@
-// score_mod and mask_mod: what they are functions of, and how a problem's texts are read.
+// score_mod and mask_mod among attention's names, and gradients of the tensors that they look up.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string_view>
 #include <vector>
 
-#include "expression/expression.hpp"
+#include "core/visibility.hpp"
+#include "expression/derivative.hpp"
+#include "operations/score_functions.hpp"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::operations::attention {
 
-/// score_mod(score, b, h, q_idx, kv_idx) gives the score, mask_mod(b, h, q_idx, kv_idx) whether a key is visible.
-enum class ScoreFunction : std::uint8_t { score_mod, mask_mod };
+using operations::ScoreFunction, operations::function_name, operations::result_of, operations::signature_of,
+    operations::kMostTables, operations::table_name, operations::score_function, operations::validate_score_functions,
+    operations::normalise_score_functions, operations::normalise_texts;
 
-[[nodiscard]] constexpr std::string_view function_name(ScoreFunction function) {
-  return function == ScoreFunction::score_mod ? "score_mod" : "mask_mod";
-}
-[[nodiscard]] constexpr expression::Type result_of(ScoreFunction function) {
-  return function == ScoreFunction::score_mod ? expression::Type::real : expression::Type::boolean;
-}
-
-[[nodiscard]] expression::Signature signature_of(ScoreFunction function, std::vector<expression::Table> tables);
-
-/// Tables that a call may have.
-inline constexpr std::size_t kMostTables = 8;
-/// "table0" and on; "tables" of one that is too many.
-[[nodiscard]] constexpr std::string_view table_name(std::size_t index) {
-  constexpr std::array<std::string_view, kMostTables> kNames{"table0", "table1", "table2", "table3",
-                                                             "table4", "table5", "table6", "table7"};
-  return index < kMostTables ? kNames[index] : "tables";
+/// "dtable0" and on; "dtables" of one that is too many.
+[[nodiscard]] constexpr std::string_view dtable_name(std::size_t index) {
+  constexpr std::array<std::string_view, kMostTables> kNames{"dtable0", "dtable1", "dtable2", "dtable3",
+                                                             "dtable4", "dtable5", "dtable6", "dtable7"};
+  return index < kMostTables ? kNames[index] : "dtables";
 }
 
-/// Throws Error where a table has no dimension or too many.
-void check_table_rank(std::size_t index, int rank);
+[[nodiscard]] constexpr bool wants_table_gradient(const AttentionProblem& p, std::size_t table) {
+  return (p.dtables >> table & 1) != 0;
+}
 
-/// Of a problem's text: none where it has no such function. Throws Error for text that is no expression of the
-/// problem's tables.
-[[nodiscard]] std::optional<expression::Expression> score_function(const AttentionProblem& problem,
-                                                                   ScoreFunction function);
+/// Whether tables of an element type have gradients.
+[[nodiscard]] constexpr bool has_table_gradient(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
+}
 
-/// Throws Error where functions and tables are no good, or tables stand without a function.
-void validate_score_functions(const AttentionProblem& problem);
+/// Of a problem's score_mod, every look-up of a table whose gradient is wanted. Throws Error where it has too many
+/// terms.
+[[nodiscard]] TILEWISE_INTERNAL std::vector<expression::LookUpDerivative> wanted_look_ups(
+    const AttentionProblem& problem);
 
-/// Brings texts to their one form; a function that changes nothing becomes none, and tables without a function go.
-/// Leaves alone what is no good.
-void normalise_score_functions(AttentionProblem& problem);
+/// AttentionProblem::dtables of a call on a device. Throws Error for a gradient that is not as its table.
+[[nodiscard]] std::int64_t described_table_gradients(const AttentionOptions& options, Device device);
+
+/// Throws Error where gradients are wanted that are not there.
+void validate_table_gradients(const AttentionProblem& problem);
 
 }  // namespace tilewise::operations::attention

@@ -5,9 +5,11 @@
 
 #include "core/message.hpp"
 #include "core/taken_dtypes.hpp"
+#include "operations/attention/block_mask.hpp"
 #include "operations/attention/factors.hpp"
 #include "operations/attention/rules.hpp"
 #include "operations/attention/score_functions.hpp"
+#include "operations/selected_keys.hpp"
 
 namespace tilewise::operations::attention {
 namespace {
@@ -123,14 +125,16 @@ void validate_gradients(const AttentionProblem& p) {
     refuse(!p.dv, "dv");
     refuse(p.dbias, "dbias");
     refuse(p.dsink, "dsink");
+    refuse(p.dtables != 0, "dtables");
     return;
   }
   if (!p.softmax_lse) invalid_argument("softmax_lse: must be given in attention_backward");
   if (p.dbias && p.bias == BiasKind::none) invalid_argument("dbias: requires bias (got none)");
   if (p.dbias && p.bias == BiasKind::boolean) invalid_argument("dbias: a bool bias has no gradient (got bias=bool)");
   if (p.dsink && p.sink == SinkKind::none) invalid_argument("dsink: requires sink (got none)");
-  if (!(p.dq || p.dk || p.dv || p.dbias || p.dsink)) {
-    invalid_argument("dq: at least one of dq, dk, dv, dbias and dsink must be given (got none)");
+  if (p.dtables != 0) validate_table_gradients(p);
+  if (!(p.dq || p.dk || p.dv || p.dbias || p.dsink || p.dtables != 0)) {
+    invalid_argument("dq: at least one of dq, dk, dv, dbias, dsink and dtables must be given (got none)");
   }
 }
 
@@ -167,6 +171,9 @@ void validate(const AttentionProblem& problem) {
   validate_factors(problem);
   validate_gradients(problem);
   validate_score_functions(problem);
+  validate_selected_keys(problem,
+                         problem.layout == Layout::thd ? problem.total_q : problem.batch_size * problem.seqlen_q);
+  validate_block_mask(blocked_scores(problem), problem.tables.size());
 }
 
 }  // namespace tilewise::operations::attention

@@ -8,7 +8,6 @@
 #include <optional>
 #include <span>
 #include <string_view>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -23,20 +22,26 @@ inline constexpr TensorView kNotGiven;
 
 /// The member of `Arguments` among an argument's, as its only one; or none.
 template <typename Arguments, typename... Members>
-[[nodiscard]] constexpr auto member_in(const std::tuple<Members...>& members) {
+[[nodiscard]] constexpr auto member_in(const Pack<Members...>& members) {
   const auto pick = []<typename Member>(Member member) {
     if constexpr (std::is_same_v<typename MemberOf<Member>::Class, Arguments>)
-      return std::tuple(member);
+      return Pack(member);
     else
-      return std::tuple<>();
+      return Pack<>();
   };
-  return std::apply([&pick](auto... each) { return std::tuple_cat(pick(each)...); }, members);
+  return apply([&pick](auto... each) { return joined(pick(each)...); }, members);
 }
 
 /// The tensors of a schema in its order, of one type, so that loops may walk over them.
 template <const auto& kSchema>
 inline constexpr auto kTensors =
-    std::apply([](const auto&... arguments) { return completed(std::array{arguments.tensor...}); }, kSchema.arguments);
+    apply([](const auto&... arguments) { return completed(std::array{arguments.tensor...}); }, kSchema.arguments);
+
+/// Which of them calls may state as a number instead.
+template <const auto& kSchema>
+inline constexpr auto kMayBeNumbers =
+    apply([](const auto&... arguments) { return std::array{(kLengthOf<decltype(arguments.numbers)> > 0)...}; },
+          kSchema.arguments);
 
 /// Its place in kTensors, found by the compiler: a name that is none does not compile.
 template <const auto& kSchema>
@@ -65,14 +70,14 @@ template <typename Arguments, auto kName, typename Fields, typename Tensors, typ
 template <const auto& kSchema, auto kName, typename Fields, typename Tensors, typename... Calls>
 [[nodiscard]] constexpr auto roles_of(const Operation<kName, Fields, Tensors, Calls...>&) {
   const auto of_call = []<typename Call>(std::type_identity<Call>) {
-    return std::apply(
+    return apply(
         [](const auto&... arguments) {
-          return std::array{(std::tuple_size_v<decltype(member_in<Call>(arguments.members))> > 0)...};
+          return std::array{(kLengthOf<decltype(member_in<Call>(arguments.members))> > 0)...};
         },
         kSchema.arguments);
   };
   // By its whole type: an array of one array would be taken for a copy of that.
-  using Roles = std::array<bool, std::tuple_size_v<Tensors>>;
+  using Roles = std::array<bool, kLengthOf<Tensors>>;
   return std::array<Roles, sizeof...(Calls)>{of_call(std::type_identity<Calls>())...};
 }
 template <const auto& kSchema>
@@ -98,7 +103,7 @@ inline constexpr auto kAnchors = [] {
   return anchors;
 }();
 
-/// The first tensor that is a list, which all other lists go by; past the last where there is none.
+/// The first tensor that is a list with a count, which all such lists go by; past the last where there is none.
 template <const auto& kSchema>
 inline constexpr std::size_t kFirstList = [] {
   std::size_t place = 0;
@@ -110,9 +115,17 @@ inline constexpr std::size_t kFirstList = [] {
 template <const auto& kSchema>
 inline constexpr std::size_t kLists = [] {
   std::size_t count = 0;
-  for (const auto& tensor : kTensors<kSchema>) count += tensor.list.count != nullptr ? 1 : 0;
+  for (const auto& tensor : kTensors<kSchema>) count += tensor.is_list() ? 1 : 0;
   return count;
 }();
+
+/// Which of the lists a tensor is.
+template <const auto& kSchema>
+[[nodiscard]] constexpr std::size_t list_index(std::size_t place) {
+  std::size_t index = 0;
+  for (std::size_t before = 0; before < place; ++before) index += kTensors<kSchema>[before].is_list() ? 1 : 0;
+  return index;
+}
 
 /// What a call states as a field or as a number instead of a tensor, as LastCallOf<> remembers it.
 template <typename Member>
@@ -129,11 +142,11 @@ struct StatedOf<Field<Problem, Value_, Default, First, Rest...>> {
   using Value = StatedBy<First>;
 };
 template <typename Problem, typename MemberTuple, typename First, typename... Rest>
-struct StatedOf<Argument<Problem, MemberTuple, std::tuple<First, Rest...>>> {
+struct StatedOf<Argument<Problem, MemberTuple, Pack<First, Rest...>>> {
   using Value = bool;  // whether there is a number
 };
 template <typename... Rows>
-[[nodiscard]] constexpr std::tuple<typename StatedOf<Rows>::Value...> stated_by(const std::tuple<Rows...>&) {
+[[nodiscard]] constexpr Pack<typename StatedOf<Rows>::Value...> stated_by(const Pack<Rows...>&) {
   return {};
 }
 
@@ -174,7 +187,7 @@ struct StatedValues {
         return each(mine, arguments.*row.value);
       } else {
         const auto member = member_in<Arguments>(row.members);
-        if constexpr (std::tuple_size_v<decltype(member)> > 0) return each(mine, held(arguments, std::get<0>(member)));
+        if constexpr (kLengthOf<decltype(member)> > 0) return each(mine, held(arguments, get<0>(member)));
         return true;
       }
     };
@@ -183,8 +196,7 @@ struct StatedValues {
         return true;
       } else {
         const auto member = member_in<Arguments>(row.numbers);
-        if constexpr (std::tuple_size_v<decltype(member)> > 0)
-          return each(mine, held(arguments, std::get<0>(member)).has_value());
+        if constexpr (kLengthOf<decltype(member)> > 0) return each(mine, held(arguments, get<0>(member)).has_value());
         return true;
       }
     };
@@ -193,8 +205,8 @@ struct StatedValues {
   template <typename Rows, typename Values, typename Visit>
   static bool all(const Rows& rows, Values& values, const Visit& visit) {
     return [&]<std::size_t... i>(std::index_sequence<i...>) {
-      return (visit(std::get<i>(rows), std::get<i>(values)) && ...);
-    }(std::make_index_sequence<std::tuple_size_v<Rows>>());
+      return (visit(get<i>(rows), get<i>(values)) && ...);
+    }(std::make_index_sequence<kLengthOf<Rows>>());
   }
 };
 
@@ -224,8 +236,8 @@ class CallOf {
     for (const Given& each : given) {
       if (!each.entries.empty()) first_[each.role.place] = each.entries.data();
       if constexpr (kLists<kSchema> > 0) {
-        if (kTensors<kSchema>[each.role.place].list.count != nullptr)
-          counts_[list_index(each.role.place)] = each.entries.size();
+        if (kTensors<kSchema>[each.role.place].is_list())
+          counts_[list_index<kSchema>(each.role.place)] = each.entries.size();
       }
     }
     stacked_ = holds_stacked();
@@ -239,7 +251,7 @@ class CallOf {
   [[nodiscard]] std::span<const TensorView> operator[](Role<kSchema> role) const { return entries(role.place); }
   [[nodiscard]] std::span<const TensorView> entries(std::size_t place) const {
     if constexpr (kLists<kSchema> > 0) {
-      if (kTensors<kSchema>[place].list.count != nullptr) return {first_[place], counts_[list_index(place)]};
+      if (kTensors<kSchema>[place].is_list()) return {first_[place], counts_[list_index<kSchema>(place)]};
     }
     return {first_[place], has(place) ? std::size_t{1} : std::size_t{0}};
   }
@@ -276,8 +288,7 @@ class CallOf {
   [[nodiscard]] std::size_t anchor() const { return kAnchors<kSchema>[index_]; }
   [[nodiscard]] core::ArgumentName name(std::size_t place, std::size_t entry) const {
     const Tensor<Problem>& tensor = kTensors<kSchema>[place];
-    return tensor.list.count == nullptr || stacked_ ? core::ArgumentName(tensor.name)
-                                                    : core::ArgumentName(tensor.name, entry);
+    return !tensor.is_list() || stacked_ ? core::ArgumentName(tensor.name) : tensor.entry_name(entry);
   }
   /// What the call does with a role's tensors.
   template <std::size_t place>
@@ -293,6 +304,8 @@ class CallOf {
   }
   /// The same of a place that is known when the program runs.
   [[nodiscard]] core::Access access_at(std::size_t place) const {
+    const Tensor<Problem>& tensor = kTensors<kSchema>[place];
+    if (tensor.changed_with.empty()) return tensor.access_in(index_);
     core::Access access = core::Access::read;
     [&]<std::size_t... places>(std::index_sequence<places...>) {
       (void)((places == place && (access = this->template access<places>(), true)) || ...);
@@ -301,6 +314,7 @@ class CallOf {
   }
   /// Whether it states a number instead of a role's tensor.
   [[nodiscard]] bool has_number(std::size_t place) const {
+    if (!kMayBeNumbers<kSchema>[place]) return false;
     return with_source([&](const auto& source) {
       return [&]<std::size_t... places>(std::index_sequence<places...>) {
         return ((places == place && holds_number<places>(source)) || ...);
@@ -312,7 +326,7 @@ class CallOf {
   template <std::size_t place, typename Source, typename Visit>
   bool visit_role(const Source& source, const Visit& visit) const {
     constexpr std::integral_constant<std::size_t, place> kPlace;
-    constexpr bool kList = kTensors<kSchema>[place].list.count != nullptr;
+    constexpr bool kList = kTensors<kSchema>[place].is_list();
     if constexpr (std::is_same_v<Source, Problem>) {
       if (!has(place)) return true;
       if constexpr (kList)
@@ -320,37 +334,30 @@ class CallOf {
       else
         return visit(kPlace, one_at(place));
     } else {
-      constexpr auto kMember = member_in<Source>(std::get<place>(kSchema.arguments).members);
-      if constexpr (std::tuple_size_v<decltype(kMember)> == 0)
+      constexpr auto kMember = member_in<Source>(get<place>(kSchema.arguments).members);
+      if constexpr (kLengthOf<decltype(kMember)> == 0)
         return true;
       else if constexpr (kList)
-        return visit(kPlace, std::span<const TensorView>(held(source, std::get<0>(kMember))));
+        return visit(kPlace, std::span<const TensorView>(held(source, get<0>(kMember))));
       else
-        return visit(kPlace, held(source, std::get<0>(kMember)));
+        return visit(kPlace, held(source, get<0>(kMember)));
     }
   }
   template <typename Arguments, std::size_t... places>
   void take_tensors(const Arguments& arguments, std::index_sequence<places...>) {
     const auto take = [&]<std::size_t place>(std::integral_constant<std::size_t, place>) {
-      constexpr auto kMember = member_in<Arguments>(std::get<place>(kSchema.arguments).members);
-      if constexpr (std::tuple_size_v<decltype(kMember)> == 0) {
+      constexpr auto kMember = member_in<Arguments>(get<place>(kSchema.arguments).members);
+      if constexpr (kLengthOf<decltype(kMember)> == 0) {
         first_[place] = &kNotGiven;
-      } else if constexpr (kTensors<kSchema>[place].list.count == nullptr) {
-        first_[place] = &held(arguments, std::get<0>(kMember));
+      } else if constexpr (!kTensors<kSchema>[place].is_list()) {
+        first_[place] = &held(arguments, get<0>(kMember));
       } else {
-        const std::span<const TensorView> list = held(arguments, std::get<0>(kMember));
+        const std::span<const TensorView> list = held(arguments, get<0>(kMember));
         first_[place] = list.empty() ? &kNotGiven : list.data();
-        counts_[list_index(place)] = list.size();
+        counts_[list_index<kSchema>(place)] = list.size();
       }
     };
     (take(std::integral_constant<std::size_t, places>()), ...);
-  }
-  /// Which of the lists it is.
-  [[nodiscard]] static constexpr std::size_t list_index(std::size_t place) {
-    std::size_t index = 0;
-    for (std::size_t before = 0; before < place; ++before)
-      index += kTensors<kSchema>[before].list.count != nullptr ? 1 : 0;
-    return index;
   }
   /// Returns visit of the struct of arguments, or of the problem that states the fields.
   template <typename Visit>
@@ -367,18 +374,17 @@ class CallOf {
       Problem stated;
       const auto take = [&](const auto& row) {
         const auto member = member_in<Source>(row.members);
-        if constexpr (std::tuple_size_v<decltype(member)> > 0)
-          take_value(stated.*row.value, held(source, std::get<0>(member)));
+        if constexpr (kLengthOf<decltype(member)> > 0) take_value(stated.*row.value, held(source, get<0>(member)));
       };
-      std::apply([&](const auto&... fields) { (take(fields), ...); }, kSchema.fields);
+      apply([&](const auto&... fields) { (take(fields), ...); }, kSchema.fields);
       return stated;
     }
   }
   template <std::size_t place, typename Source>
   static bool holds_number(const Source& source) {
     if constexpr (!std::is_same_v<Source, Problem>) {
-      constexpr auto kMember = member_in<Source>(std::get<place>(kSchema.arguments).numbers);
-      if constexpr (std::tuple_size_v<decltype(kMember)> > 0) return held(source, std::get<0>(kMember)).has_value();
+      constexpr auto kMember = member_in<Source>(get<place>(kSchema.arguments).numbers);
+      if constexpr (kLengthOf<decltype(kMember)> > 0) return held(source, get<0>(kMember)).has_value();
     }
     return false;
   }
@@ -427,20 +433,28 @@ inline constexpr auto kVisitOrder = [] {
   return order;
 }();
 
-/// Calls visit(name, view, access) for every tensor, given or not.
+/// Calls visit(name, view, access) for every tensor, given or not. Every run does: which tensors a kind of call has is
+/// known to the compiler.
 template <const auto& kSchema, typename Visit>
 void for_each_tensor(const CallOf<kSchema>& call, Visit&& visit) {
-  for_each_place<kSchema>([&](auto nth) {
-    constexpr std::size_t place = kVisitOrder<kSchema>[nth];
-    constexpr std::string_view kName = kTensors<kSchema>[place].name;
-    const core::Access access = call.template access<place>();
-    if constexpr (kTensors<kSchema>[place].list.count == nullptr) {
-      if (call.has(place)) visit(core::ArgumentName(kName), call.one_at(place), access);
-    } else {
-      const std::span<const TensorView> entries = call.entries(place);
-      for (std::size_t n = 0; n < entries.size(); ++n)
-        visit(call.stacked() ? core::ArgumentName(kName) : core::ArgumentName(kName, n), entries[n], access);
-    }
+  using Schema = std::remove_cvref_t<decltype(kSchema)>;
+  Schema::with_call(call.index(), [&]<typename Arguments> {
+    constexpr std::size_t kCall = call_index<Arguments>(kSchema);
+    for_each_place<kSchema>([&](auto nth) {
+      constexpr std::size_t place = kVisitOrder<kSchema>[nth];
+      constexpr std::string_view kName = kTensors<kSchema>[place].name;
+      if constexpr (kRoles<kSchema>[kCall][place]) {
+        constexpr bool kDepends = !kTensors<kSchema>[place].changed_with.empty();
+        const core::Access access =
+            kDepends ? call.template access<place>() : kTensors<kSchema>[place].access_in(kCall);
+        if constexpr (!kTensors<kSchema>[place].is_list()) {
+          visit(core::ArgumentName(kName), call.one_at(place), access);
+        } else {
+          const std::span<const TensorView> entries = call.entries(place);
+          for (std::size_t n = 0; n < entries.size(); ++n) visit(call.name(place, n), entries[n], access);
+        }
+      }
+    });
   });
 }
 
@@ -450,22 +464,22 @@ void for_each_member(Arguments& arguments, const Visit& visit) {
   std::size_t place = 0;
   const auto look_at = [&](const auto& argument) {
     const auto member = member_in<Arguments>(argument.members);
-    if constexpr (std::tuple_size_v<decltype(member)> > 0) visit(place, held(arguments, std::get<0>(member)));
+    if constexpr (kLengthOf<decltype(member)> > 0) visit(place, held(arguments, get<0>(member)));
     ++place;
   };
-  std::apply([&](const auto&... each) { (look_at(each), ...); }, kSchema.arguments);
+  apply([&](const auto&... each) { (look_at(each), ...); }, kSchema.arguments);
 }
 /// Pairs of a field's key and member, of the fields that such calls state.
 template <const auto& kSchema, typename Arguments>
 [[nodiscard]] constexpr auto stated_members() {
   const auto pair_of = [](const auto& field) {
     const auto member = member_in<Arguments>(field.members);
-    if constexpr (std::tuple_size_v<decltype(member)> > 0)
-      return std::make_tuple(std::pair(field.key, std::get<0>(member)));
+    if constexpr (kLengthOf<decltype(member)> > 0)
+      return Pack(std::pair(field.key, get<0>(member)));
     else
-      return std::tuple<>();
+      return Pack<>();
   };
-  return std::apply([&pair_of](const auto&... fields) { return std::tuple_cat(pair_of(fields)...); }, kSchema.fields);
+  return apply([&pair_of](const auto&... fields) { return joined(pair_of(fields)...); }, kSchema.fields);
 }
 template <const auto& kSchema, typename Arguments, typename Visit>
 void change_each_tensor(Arguments& arguments, const Visit& visit) {
@@ -486,28 +500,24 @@ class LastCallOf {
   [[nodiscard]] bool is_like(const CallOf<kSchema>& call) const {
     if (call.index() != index_ || !call.states(stated_)) return false;
     return call.all_roles([this](auto place, const auto& given) {
-      const TensorView* last = tensors_.data() + begins_[place];
-      if constexpr (kTensors<kSchema>[place].list.count == nullptr) {
-        return core::same_kind(given, *last);
+      if constexpr (!kTensors<kSchema>[place].is_list()) {
+        return core::same_kind(given, tensors_[place]);
       } else {
         // Of a kind of call that is known, only lists vary in length.
-        if (given.size() != counts_[place]) return false;
-        for (const TensorView& view : given)
-          if (!core::same_kind(view, *last++)) return false;
+        const std::vector<TensorView>& last = lists_[list_index<kSchema>(place)];
+        if (given.size() != last.size()) return false;
+        for (std::size_t n = 0; n < last.size(); ++n)
+          if (!core::same_kind(given[n], last[n])) return false;
         return true;
       }
     });
   }
   bool remember(const CallOf<kSchema>& call) {
-    tensors_.clear();
     (void)call.all_roles([this](auto place, const auto& given) {
-      begins_[place] = tensors_.size();
-      if constexpr (kTensors<kSchema>[place].list.count == nullptr) {
-        tensors_.push_back(given);
-      } else {
-        counts_[place] = given.size();
-        tensors_.insert(tensors_.end(), given.begin(), given.end());
-      }
+      if constexpr (!kTensors<kSchema>[place].is_list())
+        tensors_[place] = given;
+      else
+        lists_[list_index<kSchema>(place)].assign(given.begin(), given.end());
       return true;
     });
     index_ = call.index();
@@ -516,8 +526,8 @@ class LastCallOf {
   }
 
  private:
-  std::vector<TensorView> tensors_;  ///< of all roles, one after another: where each begins, and how many a list has
-  std::array<std::size_t, CallOf<kSchema>::kCount> begins_{}, counts_{};
+  std::array<TensorView, CallOf<kSchema>::kCount> tensors_{};  ///< of roles that are no lists, each at its place
+  std::array<std::vector<TensorView>, kLists<kSchema>> lists_{};
   std::size_t index_ = std::remove_cvref_t<decltype(kSchema)>::kCalls;  ///< none is remembered yet
   StatedValues<kSchema> stated_{};
 };

@@ -2,16 +2,19 @@
 // checked, and what the problem says about them is filled in. Allocates only to report an error.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/message.hpp"
 #include "core/names.hpp"
 #include "core/tensor_checks.hpp"
+#include "core/visibility.hpp"
 #include "operations/derived/call.hpp"
 #include "operations/derived/fields.hpp"
 #include "operations/derived/shapes.hpp"
@@ -20,8 +23,8 @@
 namespace tilewise::operations::schema {
 
 /// Throws unless `dtype` is among `allowed`; `own` of them, where one is, is that of the anchor.
-void check_dtype_among(DType dtype, const core::ArgumentName& name, std::span<const DType> allowed, DType own,
-                       std::string_view anchor);
+TILEWISE_INTERNAL void check_dtype_among(DType dtype, const core::ArgumentName& name, std::span<const DType> allowed,
+                                         DType own, std::string_view anchor);
 
 template <const auto& kSchema>
 class Describer {
@@ -31,10 +34,10 @@ class Describer {
 
   explicit Describer(const Call& call) : Describer(call, call.stated()) {}
   /// `begun` is what the call states, and what an operation has noted by hand of the tensors together.
-  Describer(const Call& call, const Problem& begun) : call_(call), p_(begun), anchor_(call.anchor()) {}
+  Describer(const Call& call, Problem&& begun) : call_(call), p_(std::move(begun)), anchor_(call.anchor()) {}
 
   /// Not in its normal form yet.
-  Problem describe() {
+  Problem describe() && {
     constexpr auto kKind = std::remove_cvref_t<decltype(kSchema)>::kKind;
     p_.*kKind = static_cast<std::remove_cvref_t<decltype(p_.*kKind)>>(call_.index());
     if constexpr (requires { p_.layout; }) (void)core::value_at<Layout>("layout", static_cast<std::int64_t>(p_.layout));
@@ -43,15 +46,21 @@ class Describer {
     count_lists();
     say_what_is_stated();
     note_rank(p_, row(anchor_), call_.one_at(anchor_).rank);
-    describe(anchor_);
+    for_each_place<kSchema>([this](auto place) {
+      if (place == anchor_) describe_at<place>();
+    });
     note_what_is_given();
-    for (std::size_t place = 0; place < Call::kCount; ++place)
-      if (place != anchor_) describe(place);
-    return p_;
+    for_each_place<kSchema>([this](auto place) {
+      constexpr bool kMayLack = kRow<place>.optional && kRow<place>.needed == nullptr;
+      if (place != anchor_ && (!kMayLack || is_given(place))) describe_at<place>();
+    });
+    return std::move(p_);
   }
 
  private:
   using Row = Tensor<Problem>;
+  template <std::size_t place>
+  static constexpr const Row& kRow = kTensors<kSchema>[place];
   [[nodiscard]] static const Row& row(std::size_t place) { return kTensors<kSchema>[place]; }
   [[nodiscard]] std::span<const TensorView> entries(std::size_t place) const { return call_.entries(place); }
   [[nodiscard]] std::string_view anchor_name() const { return row(anchor_).name; }
@@ -80,38 +89,50 @@ class Describer {
   }
 
   [[nodiscard]] bool is_given(std::size_t place) const {
-    return row(place).list.count != nullptr ? !entries(place).empty() : call_.one_at(place).defined();
+    if constexpr (kLists<kSchema> > 0) {
+      if (row(place).is_list()) return !entries(place).empty();
+    }
+    return call_.one_at(place).defined();
   }
 
   /// Which dimensions a tensor has may depend on whether one after it is given.
   void note_what_is_given() {
-    for (std::size_t place = 0; place < Call::kCount; ++place) {
-      if (!call_.has(place)) continue;
-      const Row& tensor = row(place);
-      const bool given = is_given(place);
-      if (tensor.given != nullptr) p_.*tensor.given = given;
-      if (!given || tensor.kind.set == nullptr) continue;
-      const TensorView& view = call_.one_at(place);
-      core::check_view(view, call_.name(place, 0), device_, anchor_name());
-      check_dtype(tensor, view, call_.name(place, 0), 0);
-      tensor.kind.set(p_, type_of(tensor, view.dtype));
-    }
+    for_each_place<kSchema>([this](auto place) {
+      constexpr const Row& kTensor = kRow<place>;
+      if constexpr (kTensor.given != nullptr) {
+        if (call_.has(place)) p_.*kTensor.given = is_given(place);
+      }
+      if constexpr (kTensor.kind.set != nullptr) {
+        if (!call_.has(place) || !is_given(place)) return;
+        const TensorView& view = call_.one_at(place);
+        core::check_view(view, call_.name(place, 0), device_, anchor_name());
+        check_dtype(kTensor, view, call_.name(place, 0), 0);
+        kTensor.kind.set(p_, type_of(kTensor, view.dtype));
+      }
+    });
   }
 
-  void describe(std::size_t place) {
+  /// A function of its own for each tensor, with what its row says folded in: most calls have few of them.
+  template <std::size_t place>
+  [[gnu::noinline]] void describe_at() {
     if (!call_.has(place)) return;
-    const Row& tensor = row(place);
+    constexpr const Row& tensor = kRow<place>;
     const std::span<const TensorView> views = entries(place);
     const bool given = is_given(place);
     if (given && call_.has_number(place))
       core::invalid_argument(tensor.name, ": must be a tensor or a number (got both)");
+    if (given && tensor.look != nullptr) tensor.look(p_, views[0]);
     if (tensor.needed != nullptr && given != tensor.needed(p_) && (given || !is_optional(place)))
       refuse_presence(tensor, given);
     if (!given && place != anchor_ && (tensor.may_be_absent() || is_optional(place))) return;
     // The rules of the operation say that the other tensor must be given.
     if (!tensor.like.empty() && !call_.one_at(Role<kSchema>::place_of(tensor.like)).defined()) return;
     if (!tensor.made_like.empty()) check_what_it_was_made_like(Role<kSchema>::place_of(tensor.made_like));
-    if (!views.empty()) {
+    if constexpr (tensor.list.shapes != nullptr) {
+      take_shapes(place, views);
+    } else if constexpr (tensor.list.take != nullptr) {
+      tensor.list.take(p_, views, device_);
+    } else if (!views.empty()) {
       check_kind(tensor, views[0], call_.name(place, 0), 0);
       const core::Shape shape = take_shape(tensor, views[0], call_.name(place, 0));
       for (std::size_t n = 0; n < views.size(); ++n) {
@@ -124,6 +145,17 @@ class Describer {
     if (tensor.note != nullptr) tensor.note(p_, views);
   }
 
+  /// Of a list whose entries have shapes of their own.
+  void take_shapes(std::size_t place, std::span<const TensorView> views) {
+    std::vector<TableShape>& shapes = p_.*row(place).list.shapes;
+    for (std::size_t n = 0; n < views.size(); ++n) {
+      const core::ArgumentName name = call_.name(place, n);
+      core::check_view(views[n], name, device_, anchor_name());
+      shapes.push_back(table_shape_of(views[n], name));
+      check_memory(place, views[n], name);
+    }
+  }
+
   [[nodiscard]] bool is_optional(std::size_t place) const { return row(place).optional || call_.has_number(place); }
   /// An output may have been made like an input of a dtype that the operation does not know: the input is what the
   /// caller knows of.
@@ -132,11 +164,13 @@ class Describer {
     if (first.defined()) check_dtype_of(row(anchor_), first, call_.name(place, 0));
   }
 
-  void check_kind(const Row& tensor, const TensorView& view, const core::ArgumentName& name, std::size_t entry) {
+  [[gnu::always_inline]] void check_kind(const Row& tensor, const TensorView& view, const core::ArgumentName& name,
+                                         std::size_t entry) {
     core::check_view(view, name, device_, anchor_name());
     check_dtype(tensor, view, name, entry);
   }
-  void check_dtype(const Row& tensor, const TensorView& view, const core::ArgumentName& name, std::size_t entry) {
+  [[gnu::always_inline]] void check_dtype(const Row& tensor, const TensorView& view, const core::ArgumentName& name,
+                                          std::size_t entry) {
     if (!tensor.like.empty())
       return core::check_dtype(view, name, entries(Role<kSchema>::place_of(tensor.like))[entry].dtype);
     if (type_of(tensor, view.dtype) == types_of(tensor)) check_dtype_of(tensor, view, name);
@@ -146,7 +180,7 @@ class Describer {
     p_.*tensor.dtype = view.dtype;
   }
   /// Which of a row's types it is; how many they are where none.
-  [[nodiscard]] std::size_t type_of(const Row& tensor, DType dtype) const {
+  [[gnu::always_inline]] [[nodiscard]] std::size_t type_of(const Row& tensor, DType dtype) const {
     const std::size_t count = types_of(tensor);
     std::size_t found = 0;
     while (found < count && dtype != tensor.types[found].of(p_)) ++found;
@@ -166,10 +200,11 @@ class Describer {
 
   /// The shape that a tensor must have. Sizes that no tensor before has said are those of this one, as are those that
   /// may be any; one number may come as a row of one. Walks over the dimensions once: that takes longer than any check.
-  core::Shape take_shape(const Row& tensor, const TensorView& view, const core::ArgumentName& name) {
+  [[gnu::always_inline]] core::Shape take_shape(const Row& tensor, const TensorView& view,
+                                                const core::ArgumentName& name) {
     core::Shape shape;
     bool takes = false;
-    for_each_axis(tensor, p_, [&](int axis, const Dimension<Problem>& dimension) {
+    for_each_axis(tensor, p_, [&](int axis, const Dimension<Problem>& dimension) __attribute__((always_inline)) {
       core::Dim& dim = shape.dims[static_cast<std::size_t>(axis)];
       ++shape.rank;
       dim.name = dimension.name_in(p_);
@@ -187,8 +222,17 @@ class Describer {
       dim.size = dimension.size_in(p_);
     });
     if (takes && shape.rank != view.rank) refuse_rank(tensor, view, name);
+    if (tensor.broadcast) return without_leading(tensor, view, shape);
     if (shape.rank == 0 && view.rank == 1) return {{"1", 1}};
     return shape;
+  }
+  /// The last dimensions of the shape: as many as the tensor has, or the one that it is like.
+  [[nodiscard]] core::Shape without_leading(const Row& tensor, const TensorView& view, const core::Shape& shape) const {
+    core::Shape last;
+    last.rank = tensor.like.empty() ? view.rank : call_.one_at(Role<kSchema>::place_of(tensor.like)).rank;
+    last.rank = std::clamp(last.rank, 0, shape.rank);
+    std::copy_n(shape.dims.begin() + (shape.rank - last.rank), last.rank, last.dims.begin());
+    return last;
   }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_rank(const Row& tensor, const TensorView& view,
                                                           const core::ArgumentName& name) const {
@@ -208,10 +252,10 @@ class Describer {
       if constexpr (std::is_same_v<decltype(field.value), std::int64_t Problem::*>)
         if (field.stated != nullptr && field.stated(p_)) say(field.value);
     };
-    std::apply([&](const auto&... fields) { (look_at(fields), ...); }, kSchema.fields);
+    apply([&](const auto&... fields) { (look_at(fields), ...); }, kSchema.fields);
   }
 
-  void check_memory(std::size_t place, const TensorView& view, const core::ArgumentName& name) {
+  [[gnu::always_inline]] void check_memory(std::size_t place, const TensorView& view, const core::ArgumentName& name) {
     const Row& tensor = row(place);
     const core::Access access = tensor.access_in(call_.index());
     int contiguous = view.rank - 1;
@@ -234,6 +278,8 @@ class Describer {
     for_each_field<kSchema>(problem, [&](std::string_view key, const auto& field, const auto&) {
       if (key == tensor.needed_by) core::print_word(word, key, field);
     });
+    if (given && !tensor.needs.empty())
+      core::invalid_argument(tensor.name, ": requires ", tensor.needs, " (got", word, ")");
     if (given) core::invalid_argument(tensor.name, ": excludes", word, " (got both)");
     core::invalid_argument(tensor.name, ": must be given with", word, " (got none)");
   }

@@ -5,13 +5,13 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "core/names.hpp"
 #include "core/problem_text.hpp"
+#include "core/visibility.hpp"
 #include "operations/derived/call.hpp"
 #include "operations/derived/outputs.hpp"
 #include "operations/derived/shapes.hpp"
@@ -47,10 +47,10 @@ struct CallDescription {
 };
 
 /// The values of a type that depends on `anchor`'s, in words. `values` goes with `anchors`, the dtypes anchor may have.
-[[nodiscard]] std::string dtype_words(std::span<const DType> values, std::span<const DType> anchors,
-                                      std::string_view anchor);
+[[nodiscard]] TILEWISE_INTERNAL std::string dtype_words(std::span<const DType> values, std::span<const DType> anchors,
+                                                        std::string_view anchor);
 /// "a, b or c"; what is said twice is said once.
-[[nodiscard]] std::string alternatives(const std::vector<std::string>& words);
+[[nodiscard]] TILEWISE_INTERNAL std::string alternatives(const std::vector<std::string>& words);
 
 template <typename Value>
 [[nodiscard]] constexpr std::string_view type_word() {
@@ -75,10 +75,9 @@ class Describing {
       if (kRoles<kSchema>[kIndex][place]) call.tensors.push_back(tensor(kTensors<kSchema>[place], anchor, kIndex));
     const auto add = [&call](const auto& field) {
       const auto member = member_in<Arguments>(field.members);
-      if constexpr (std::tuple_size_v<decltype(member)> > 0)
-        call.fields.push_back(stated(field, Arguments().*std::get<0>(member)));
+      if constexpr (kLengthOf<decltype(member)> > 0) call.fields.push_back(stated(field, Arguments().*get<0>(member)));
     };
-    std::apply([&add](const auto&... fields) { (add(fields), ...); }, kSchema.fields);
+    apply([&add](const auto&... fields) { (add(fields), ...); }, kSchema.fields);
     for (const OutputChoice& choice : output_choices<kSchema, Arguments>()) {
       const bool is_size = choice.dimension >= 0;
       if (!choice.name.empty()) call.choices.push_back({choice.name, is_size ? "int" : "str", is_size});
@@ -91,7 +90,7 @@ class Describing {
     TensorDescription words{tensor.name,
                             tensor.access_in(call) == core::Access::write,
                             tensor.may_be_absent(),
-                            tensor.list.count != nullptr,
+                            tensor.is_list(),
                             tensor.rows,
                             tensor.like,
                             derivative_of(tensor)};

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <string_view>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -18,8 +17,11 @@ template <typename Problem, typename Value, typename Default, typename... Member
                                                Problem& problem, const Visit& visit) {
   if (!field.is_in(problem)) return;
   const std::string_view key = is_packed(problem) ? field.packed_key : field.key;
-  if constexpr (std::is_same_v<Default, Fresh>) {
+  if constexpr (std::is_same_v<Default, Fresh> && std::is_trivially_copyable_v<Problem>) {
     constexpr Problem kFresh;
+    visit(key, problem.*field.value, kFresh.*field.value);
+  } else if constexpr (std::is_same_v<Default, Fresh>) {  // of text, which no constant holds
+    static const Problem kFresh;
     visit(key, problem.*field.value, kFresh.*field.value);
   } else if constexpr (std::is_invocable_v<Default, const Problem&>) {
     visit(key, problem.*field.value, field.by_default(problem));
@@ -28,17 +30,24 @@ template <typename Problem, typename Value, typename Default, typename... Member
   }
 }
 
+template <typename Problem, typename Value, typename Visit>
+void visit_field(const WordField<Problem, Value>& field, Problem& problem, const Visit& visit) {
+  Value word = field.value(problem);
+  visit(field.key, word, Value());
+  field.put(problem, word);
+}
+
 /// Calls visit(key, field, default) in the order of printing.
 template <const auto& kSchema, typename Problem, typename Visit>
 void for_each_field(Problem& problem, const Visit& visit) {
   // Each as a constant: what it says of the problem is written out, not called by address.
   [&]<std::size_t... n>(std::index_sequence<n...>) {
     const auto visit_one = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
-      constexpr auto kField = std::get<i>(kSchema.fields);
+      constexpr auto kField = get<i>(kSchema.fields);
       visit_field(kField, problem, visit);
     };
     (visit_one(std::integral_constant<std::size_t, n>()), ...);
-  }(std::make_index_sequence<std::tuple_size_v<decltype(kSchema.fields)>>());
+  }(std::make_index_sequence<kLengthOf<decltype(kSchema.fields)>>());
 }
 
 /// Gives an element type the default of its field, which may depend on the fields before it.
@@ -52,7 +61,7 @@ void set_default(Problem& problem, DType Problem::* dtype) {
       });
     }
   };
-  std::apply([&](const auto&... fields) { (look_at(fields), ...); }, kSchema.fields);
+  apply([&](const auto&... fields) { (look_at(fields), ...); }, kSchema.fields);
 }
 
 template <const auto& kSchema, typename Problem>
@@ -75,7 +84,7 @@ template <const auto& kSchema, typename Problem>
   const auto look_at = [&](const auto& field) {
     if ((is_packed(problem) ? field.packed_key : field.key) == key && !field.is_in(problem)) words = field.exists_with;
   };
-  std::apply([&](const auto&... fields) { (look_at(fields), ...); }, kSchema.fields);
+  apply([&](const auto&... fields) { (look_at(fields), ...); }, kSchema.fields);
   return words;
 }
 

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
-#include <tuple>
 #include <type_traits>
 
 #include "core/message.hpp"
@@ -62,12 +61,12 @@ template <const auto& kSchema, typename Arguments>
             kRoles<kSchema>[kCall][place] && kAll[place].access_in(kCall) != core::Access::write && other == dimension;
     for (const auto& choice : choices) said |= choice.dimension >= 0 && dimension->name == choice.name;
     const auto states = [&](const auto& field) {
-      if constexpr (std::tuple_size_v<decltype(member_in<Arguments>(field.members))> > 0) {
+      if constexpr (kLengthOf<decltype(member_in<Arguments>(field.members))> > 0) {
         if constexpr (std::is_same_v<decltype(field.value), decltype(dimension->size)>)
           said |= field.value == dimension->size;
       }
     };
-    std::apply([&](const auto&... fields) { (states(fields), ...); }, kSchema.fields);
+    apply([&](const auto&... fields) { (states(fields), ...); }, kSchema.fields);
     return said;
   };
   for (std::size_t place = 0; place < kAll.size(); ++place) {
@@ -86,10 +85,10 @@ template <const auto& kSchema, typename Arguments>
     if (said) continue;
     const auto name = [&](const auto& field) {
       if constexpr (std::is_same_v<decltype(field.value), decltype(kAll[place].dtype)> &&
-                    std::tuple_size_v<decltype(member_in<Arguments>(field.members))> == 0)
+                    kLengthOf<decltype(member_in<Arguments>(field.members))> == 0)
         if (field.value == kAll[place].dtype) choices.at(count++) = {field.key, place, -1};
     };
-    std::apply([&](const auto&... fields) { (name(fields), ...); }, kSchema.fields);
+    apply([&](const auto&... fields) { (name(fields), ...); }, kSchema.fields);
   }
   return choices;
 }

@@ -19,7 +19,8 @@ namespace tilewise::operations::schema {
 
 /// Calls visit(axis, dimension) for each that a tensor of the problem has, a stacked list's count first.
 template <typename Problem, typename Visit>
-void for_each_axis(const Tensor<Problem>& tensor, const Problem& problem, const Visit& visit) {
+[[gnu::always_inline]] inline void for_each_axis(const Tensor<Problem>& tensor, const Problem& problem,
+                                                 const Visit& visit) {
   int before = 0;
   if (is_stacked(tensor, problem)) visit(before++, *tensor.list.count);
   const Dimensions<Problem>& dimensions = tensor.dimensions;
@@ -78,11 +79,21 @@ template <typename Problem>
   return count;
 }
 
+/// How many tensors a role holds where it is given.
+template <typename Problem>
+[[nodiscard]] std::size_t entries_of(const Tensor<Problem>& tensor, const Problem& problem) {
+  if (tensor.list.shapes != nullptr) return (problem.*tensor.list.shapes).size();
+  if (tensor.list.entries != nullptr) return tensor.list.entries(problem);
+  if (tensor.list.count == nullptr || is_stacked(tensor, problem)) return 1;
+  return static_cast<std::size_t>(problem.*tensor.list.count->size);
+}
+
 /// Whether calls like the problem's, of which this tensor is, have it.
 template <typename Problem>
 [[nodiscard]] bool is_given(const Tensor<Problem>& tensor, const Problem& problem) {
   if (tensor.needed != nullptr) return tensor.needed(problem);
   if (tensor.given != nullptr) return problem.*tensor.given;
+  if (tensor.list.shapes != nullptr || tensor.list.entries != nullptr) return entries_of(tensor, problem) > 0;
   return tensor.kind.get == nullptr || tensor.kind.get(problem) < types_of(tensor);
 }
 
@@ -93,13 +104,6 @@ template <const auto& kSchema, typename Problem>
   if (tensor.entry_dtype != nullptr) return tensor.entry_dtype(problem, entry);
   if (tensor.dtype != nullptr) return problem.*tensor.dtype;
   return tensor.types[tensor.kind.get == nullptr ? 0 : tensor.kind.get(problem)].of(problem);
-}
-
-/// How many tensors a role holds where it is given.
-template <typename Problem>
-[[nodiscard]] std::size_t entries_of(const Tensor<Problem>& tensor, const Problem& problem) {
-  if (tensor.list.count == nullptr || is_stacked(tensor, problem)) return 1;
-  return static_cast<std::size_t>(problem.*tensor.list.count->size);
 }
 
 /// A row-major tensor without memory.
@@ -117,10 +121,21 @@ template <typename Problem>
   return view;
 }
 
+/// Of an entry that has a shape of its own.
+[[nodiscard]] inline TensorView contiguous(const TableShape& table) {
+  core::Shape shape;
+  shape.rank = table.rank;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(table.rank); ++axis)
+    shape.dims[axis] = {"size", table.shape[axis]};
+  return contiguous(shape, table.dtype);
+}
+
 /// One of a role's tensors without memory, as compact as the problem says that it lies.
 template <const auto& kSchema, typename Problem>
 [[nodiscard]] TensorView compact(std::size_t place, const Problem& problem, std::size_t entry = 0) {
   const Tensor<Problem>& tensor = kTensors<kSchema>[place];
+  if (tensor.list.shapes != nullptr) return contiguous((problem.*tensor.list.shapes)[entry]);
+  if (tensor.list.shape != nullptr) return contiguous(tensor.list.shape(problem, entry));
   core::Shape shape = shape_of(tensor, problem);
   const bool transposed = tensor.transposed != nullptr && problem.*tensor.transposed;
   const auto last = static_cast<std::size_t>(shape.rank - 1);
@@ -140,9 +155,9 @@ template <const auto& kSchema, typename Arguments, typename Problem, typename Ma
   const auto state = [&](const auto& field) {
     if (!field.is_in(problem) || (field.stated != nullptr && !field.stated(problem))) return;
     const auto member = member_in<Arguments>(field.members);
-    if constexpr (std::tuple_size_v<decltype(member)> > 0) held(arguments, std::get<0>(member)) = problem.*field.value;
+    if constexpr (kLengthOf<decltype(member)> > 0) held(arguments, get<0>(member)) = problem.*field.value;
   };
-  std::apply([&](const auto&... fields) { (state(fields), ...); }, kSchema.fields);
+  apply([&](const auto&... fields) { (state(fields), ...); }, kSchema.fields);
   for_each_member<kSchema>(arguments, [&](std::size_t place, auto& entries) {
     const Tensor<Problem>& tensor = kTensors<kSchema>[place];
     if (!is_given(tensor, problem)) return;
@@ -155,35 +170,34 @@ template <const auto& kSchema, typename Arguments, typename Problem, typename Ma
   return arguments;
 }
 
-/// What kernels are launched with for a problem whose tensors are compact. `locate(view, name)` gives each an address.
-template <typename Op, typename Locate>
-[[nodiscard]] typename Op::Params contiguous_params(const typename Op::Problem& problem, const Locate& locate) {
+/// Arguments of a problem whose tensors are compact. `locate(view, name)` gives each an address.
+template <typename Op, typename Arguments, typename Locate>
+[[nodiscard]] Arguments contiguous_arguments(const typename Op::Problem& problem, const Locate& locate) {
   constexpr const auto& kSchema = Op::kSchema;
+  return arguments_of<kSchema, Arguments>(problem, [&](std::size_t place, std::size_t entry) {
+    TensorView view = compact<kSchema>(place, problem, entry);
+    const Tensor<typename Op::Problem>& tensor = kTensors<kSchema>[place];
+    const bool listed = tensor.is_list() && !is_stacked(tensor, problem);
+    locate(view, listed ? tensor.entry_name(entry) : core::ArgumentName(tensor.name));
+    return view;
+  });
+}
+
+/// What kernels are launched with for such a problem, of tensors that have no memory yet; lists of an operation whose
+/// parameters point to them are gone.
+template <typename Op>
+[[nodiscard]] typename Op::Params contiguous_params(const typename Op::Problem& problem) {
   return Op::Schema::with_arguments(problem, [&]<typename Arguments> {
-    const auto make = [&](std::size_t place, std::size_t entry) {
-      TensorView view = compact<kSchema>(place, problem, entry);
-      const Tensor<typename Op::Problem>& tensor = kTensors<kSchema>[place];
-      const bool listed = tensor.list.count != nullptr && !is_stacked(tensor, problem);
-      locate(view, listed ? core::ArgumentName(tensor.name, entry) : core::ArgumentName(tensor.name));
-      return view;
-    };
-    const auto arguments = arguments_of<kSchema, Arguments>(problem, make);
+    const auto located = [](const TensorView&, const core::ArgumentName&) {};
+    const auto arguments = contiguous_arguments<Op, Arguments>(problem, located);
     return Op::make_params(typename Op::Call(arguments), problem);
   });
 }
 
-/// The same of tensors that have no memory yet.
-template <typename Op>
-[[nodiscard]] typename Op::Params contiguous_params(const typename Op::Problem& problem) {
-  return contiguous_params<Op>(problem, [](const TensorView&, const core::ArgumentName&) {});
-}
-
-/// "q: batch_size", or the name alone of what counts a list.
 template <typename Problem>
-void check_size(std::string_view tensor, const Dimension<Problem>& dimension, const Problem& problem) {
-  if (dimension.size == nullptr) return;
+[[noreturn, gnu::cold, gnu::noinline]] void refuse_size(std::string_view tensor, const Dimension<Problem>& dimension,
+                                                        const Problem& problem) {
   const std::int64_t size = dimension.size_in(problem), least = dimension.least + dimension.beyond;
-  if (size >= least && size <= dimension.most) return;
   const std::string name = tensor.empty() ? core::concat(dimension.name_in(problem), ":")
                                           : core::concat(tensor, ": ", dimension.name_in(problem));
   if (dimension.most < kMostInt32) {
@@ -191,6 +205,14 @@ void check_size(std::string_view tensor, const Dimension<Problem>& dimension, co
   }
   if (size < least) core::invalid_argument(name, " must be >= ", least, " (got ", size, ")");
   core::invalid_argument(name, " must be <= ", dimension.most, " (got ", size, ")");
+}
+/// `tensor` is "q" for a message about "q: batch_size", or empty of what counts a list.
+template <typename Problem>
+[[gnu::always_inline]] inline void check_size(std::string_view tensor, const Dimension<Problem>& dimension,
+                                              const Problem& problem) {
+  if (dimension.size == nullptr) return;
+  const std::int64_t size = dimension.size_in(problem);
+  if (size < dimension.least + dimension.beyond || size > dimension.most) refuse_size(tensor, dimension, problem);
 }
 
 /// Throws for a tensor whose elements can't be counted in bytes.

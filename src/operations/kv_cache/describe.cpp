@@ -1,13 +1,16 @@
 // Tensors and options to a KV cache problem: what the schema does not say of them, which is what they say together.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "core/message.hpp"
 #include "core/names.hpp"
 #include "operations/derived/describe.hpp"
+#include "operations/derived/shapes.hpp"
 #include "operations/kv_cache/call.hpp"
 #include "operations/kv_cache/rules.hpp"
 #include "operations/kv_cache/validate.hpp"
@@ -124,6 +127,11 @@ void refuse_what_append_has_no_use_for(const KvCacheOptions& o) {
   refuse(o.sink.defined(), "sink");
   refuse(o.num_splits != 0, "num_splits");
   refuse(o.batch_invariant, "batch_invariant");
+  refuse(!o.score_mod.empty(), "score_mod");
+  refuse(!o.mask_mod.empty(), "mask_mod");
+  refuse(!o.tables.empty(), "tables");
+  refuse(o.key_indices.defined(), "key_indices");
+  refuse(!o.block_mask.empty(), "block_mask");
 }
 
 /// What a call states, and what its tensors say beyond what each says by itself.
@@ -139,6 +147,7 @@ KvCacheProblem begun(const Call& call) {
   if (o.alibi_slopes.defined()) {
     p.alibi_slopes = o.alibi_slopes.rank == 2 ? AlibiKind::per_batch_head : AlibiKind::per_head;
   }
+  if (!o.block_mask.empty()) p.block_mask.rows = o.block_rows, p.block_mask.keys = o.block_keys;
   return p;
 }
 
@@ -163,6 +172,14 @@ void fill_in(const Call& call, KvCacheProblem& p) {
 
 }  // namespace
 
+KvCacheOptions stated_options(const KvCacheProblem& problem) {
+  const auto nothing = [](std::size_t, std::size_t) { return TensorView(); };
+  KvCacheOptions options = schema::arguments_of<kSchema, KvCacheArguments>(problem, nothing).options;
+  options.tables.clear();
+  options.block_mask.clear();
+  return options;
+}
+
 KvCacheProblem describe(const Call& call) {
   check_dtypes(call);
   if (call.appends_alone()) refuse_what_append_has_no_use_for(call.options);
@@ -172,7 +189,7 @@ KvCacheProblem describe(const Call& call) {
   check_rotary(call.options);
   KvCacheProblem problem = schema::Describer(call, begun(call)).describe();
   fill_in(call, problem);
-  return canonical(problem);
+  return canonical(std::move(problem));
 }
 
 }  // namespace tilewise::operations::kv_cache

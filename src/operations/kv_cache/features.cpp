@@ -12,7 +12,8 @@ FeatureSet required_features(const KvCacheProblem& p) {
                                 page_size, num_pages, max_pages_per_seq, append, mla, scales, slots, cache_seqlens,
                                 cache_batch_idx, cache_leftpad, rotary, rotary_dim, rotary_offset, rotary_interleaved,
                                 rotary_seqlens, mask, window_left, window_right, softmax_scale, softcap, alibi_slopes,
-                                sink, num_splits, softmax_lse, batch_invariant, unaligned] = p;
+                                sink, num_splits, softmax_lse, batch_invariant, unaligned, score_mod, mask_mod, tables,
+                                top_k, key_indices_per_head, block_mask] = p;
   FeatureSet set{feature_of(dtype)};
   const auto need = [&set](Feature feature, bool needed) {
     if (needed) set.insert(feature);
@@ -44,6 +45,10 @@ FeatureSet required_features(const KvCacheProblem& p) {
   need(Feature::sink, sink != SinkKind::none);
   need(Feature::num_splits, num_splits > 0);
   need(Feature::batch_invariant, batch_invariant);
+  need(Feature::score_mod, !score_mod.empty());
+  need(Feature::mask_mod, !mask_mod.empty());
+  need(Feature::key_indices, top_k > 0);
+  need(Feature::block_mask, has_block_mask(p));
   return set;
 }
 

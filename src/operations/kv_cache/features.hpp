@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/features.hpp"
+#include "core/visibility.hpp"
 #include "operations/elements.hpp"
 #include "tilewise/kv_cache.hpp"
 
@@ -42,6 +43,10 @@ enum class Feature : std::uint8_t {
   sink,
   num_splits,  ///< of the caller's
   batch_invariant,
+  score_mod,
+  mask_mod,
+  key_indices,
+  block_mask,
   count_
 };
 
@@ -74,13 +79,17 @@ inline constexpr std::array<std::string_view, static_cast<std::size_t>(Feature::
     "alibi",
     "sink",
     "num_splits",
-    "batch_invariant"};
+    "batch_invariant",
+    "score_mod",
+    "mask_mod",
+    "key_indices",
+    "block_mask"};
 static_assert(!kFeatureNames.back().empty());
 
 using FeatureSet = core::FeatureSetOf<Feature>;
 
 /// What a problem asks of an implementation: a pure function, the only copy of this rule.
-[[nodiscard]] FeatureSet required_features(const KvCacheProblem& problem);
+[[nodiscard]] TILEWISE_INTERNAL FeatureSet required_features(const KvCacheProblem& problem);
 
 /// The feature of an element type of q.
 [[nodiscard]] constexpr Feature feature_of(DType dtype) { return element_feature<Feature>(dtype); }

@@ -17,6 +17,7 @@ namespace tilewise::operations {
 struct KvCache : schema::Derived<kv_cache::kSchema> {
   using Feature = kv_cache::Feature;
   using Call = kv_cache::Call;
+  using LastCall = kv_cache::LastCall;
   using Params = kv_cache::KvCacheParams;
   static constexpr auto kFeatureNames = kv_cache::kFeatureNames;
 

@@ -9,7 +9,8 @@
 
 #include "core/device.hpp"
 #include "core/message.hpp"
-#include "core/tensor_checks.hpp"
+#include "operations/host_copies.hpp"
+#include "operations/kv_cache/rules.hpp"
 #include "operations/kv_cache/sequence.hpp"
 
 namespace tilewise::operations::kv_cache {
@@ -132,42 +133,14 @@ void check_values(const KvCacheParams& p) {
   }
 }
 
-namespace {
-
-/// Copies of what the kernels read of lengths, tables and slots, for the host.
-class HostCopies {
- public:
-  HostCopies(DeviceType type, int index, void* stream) : type_(type), index_(index), stream_(stream) {}
-
-  template <typename T>
-  void fetch(const T*& data, const TensorView& view) {
-    if (data == nullptr || view.numel() == 0) return;
-    // From the lowest element to the highest one, gaps between rows included. Strides may be negative.
-    std::int64_t low = 0, high = 0;
-    for (int axis = 0; axis < view.rank; ++axis) {
-      const std::int64_t extent = (core::size_at(view, axis) - 1) * core::stride_at(view, axis);
-      (extent < 0 ? low : high) += extent;
-    }
-    const auto size = static_cast<std::int64_t>(size_of(view.dtype));
-    std::vector<std::byte>& copy = copies_.emplace_back(static_cast<std::size_t>((high - low + 1) * size));
-    const auto* first = static_cast<const std::byte*>(view.data) + low * size;
-    core::device_system(type_)->copy_to_host(index_, copy.data(), first, copy.size(), stream_);
-    data = reinterpret_cast<const T*>(copy.data() - low * size);
+void check_selected_keys(const KvCacheParams& p) {
+  if (p.key_indices.data == nullptr) return;
+  const std::int64_t heads = p.key_indices.head_stride == 0 ? 1 : p.num_heads_k;
+  for (std::int64_t b = 0; b < p.batch_size; ++b) {
+    const Sequence s = sequence_of(p, b);
+    if (!s.absent) check_key_indices(p.key_indices, heads, b, s.q_row, s.seqlen_q, s.seqlen_k());
   }
-  void fetch(const void*& data, const TensorView& view) {
-    const auto* bytes = static_cast<const std::byte*>(data);
-    fetch(bytes, view);
-    data = bytes;
-  }
-
- private:
-  DeviceType type_;
-  int index_;
-  void* stream_;
-  std::vector<std::vector<std::byte>> copies_;
-};
-
-}  // namespace
+}
 
 void check_device_values(const Call& call, const KvCacheProblem& problem, void* stream) {
   const Device device = call.one("k_cache").device;
@@ -188,7 +161,10 @@ void check_device_values(const Call& call, const KvCacheProblem& problem, void* 
   copies.fetch(params.cache_leftpad, o.cache_leftpad);
   copies.fetch(params.block_table, o.block_table);
   copies.fetch(params.slots, o.slots);
+  copies.fetch(params.key_indices.data, o.key_indices);
   check_values(params);
+  check_selected_keys(params);
+  check_device_block_lists(o.block_mask, blocked_scores(problem), stream);
 }
 
 }  // namespace tilewise::operations::kv_cache

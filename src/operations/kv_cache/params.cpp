@@ -1,4 +1,5 @@
 // A described call to the parameters of its implementations.
+#include "core/device.hpp"
 #include "operations/kv_cache/call.hpp"
 #include "operations/kv_cache/lengths.hpp"
 #include "operations/kv_cache/rules.hpp"
@@ -109,6 +110,9 @@ void set_scores(const KvCacheOptions& o, const KvCacheProblem& p, KvCacheParams&
   params.sink_stride = o.sink.strides[0];
   params.num_splits = p.num_splits;
   params.batch_invariant = p.batch_invariant;
+  params.tables = o.tables.data();
+  params.key_indices = index_tensor(o.key_indices, params.packed);
+  params.block_mask = o.block_mask.data();
 }
 
 }  // namespace
@@ -120,7 +124,11 @@ KvCacheParams make_params(const Call& call, const KvCacheProblem& p) {
   set_places(call.options, p, params);
   set_rotary(call.options, p, params);
   set_scores(call.options, p, params);
-  if (p.device == DeviceType::cpu) check_values(params);
+  if (p.device != DeviceType::cpu) return params;
+  check_values(params);
+  if (!core::checks_requested()) return params;
+  check_selected_keys(params);
+  if (has_block_mask(p)) check_block_lists(params.block_mask, blocked_scores(p));
   return params;
 }
 

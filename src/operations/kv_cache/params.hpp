@@ -66,6 +66,9 @@ struct KvCacheParams {
   std::int64_t sink_stride;
   std::int64_t num_splits;
   bool batch_invariant;
+  const TensorView* tables;  // of score_mod and mask_mod, as many as the problem has
+  device::IndexTensor key_indices;
+  const TensorView* block_mask;  // as many tensors as the problem's has
 };
 
 }  // namespace tilewise::operations::kv_cache

@@ -5,6 +5,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "operations/block_mask.hpp"
+#include "operations/score_functions.hpp"
+#include "operations/selected_keys.hpp"
 #include "tilewise/kv_cache.hpp"
 
 namespace tilewise::operations::kv_cache {
@@ -59,8 +62,14 @@ namespace tilewise::operations::kv_cache {
   return rotary_dim > 0 && rotary_dim % 16 == 0 && rotary_offset % 8 == 0;
 }
 
+/// What a problem's block mask is of: positions, of queries as of keys.
+[[nodiscard]] inline BlockedScores blocked_scores(const KvCacheProblem& p) {
+  const std::int64_t places = capacity_of(p);
+  return {p.block_mask, p.batch_size, p.num_heads_q, places, places, "capacity", "capacity"};
+}
+
 /// append_kv appends, and has as many query heads as there are of the keys, whatever its problem says.
-[[nodiscard]] constexpr KvCacheProblem completed(KvCacheProblem p) {
+[[nodiscard]] inline KvCacheProblem completed(KvCacheProblem p) {
   if (appends_alone(p)) p.append = true, p.num_heads_q = p.num_heads_k;
   return p;
 }
@@ -74,6 +83,9 @@ namespace tilewise::operations::kv_cache {
   if (p.sink == SinkKind::query && p.dtype == DType::f32) p.sink = SinkKind::f32;
   if (p.rotary == RotaryKind::query && p.dtype == DType::f32) p.rotary = RotaryKind::f32;
   if (p.device == DeviceType::cpu) p.unaligned = false;
+  normalise_score_functions(p);
+  normalise_selected_keys(p);
+  normalise_block_mask(p);
   return p;
 }
 

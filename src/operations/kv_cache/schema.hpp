@@ -1,16 +1,22 @@
-// The KV cache step as a schema: what its problem says, and which tensors its two calls have.
+// The KV cache step as a schema: what its problem says, which tensors its two calls have, and where C has both.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string_view>
-#include <tuple>
 
+#include "operations/block_mask.hpp"
+#include "operations/block_mask_word.hpp"
 #include "operations/derived/call.hpp"
 #include "operations/kv_cache/rules.hpp"
 #include "operations/schema.hpp"
+#include "operations/score_functions.hpp"
 #include "operations/score_names.hpp"
+#include "operations/selected_keys.hpp"
+#include "tilewise/c/kv_cache.h"
 #include "tilewise/kv_cache.hpp"
 
 namespace tilewise::core {
@@ -32,6 +38,8 @@ using P = KvCacheProblem;
 using Attend = KvCacheArguments;
 using Append = AppendKvArguments;
 using O = KvCacheOptions;
+using C = tilewise_kv_cache_options;
+using CTensors = tilewise_kv_cache_tensors;
 using Dimension = schema::Dimension<P>;
 using core::Access, core::kRequired, schema::argument, schema::field;
 
@@ -114,15 +122,34 @@ inline constexpr schema::Type<P> kOwn = schema::kOwn<P>;
 inline constexpr std::array<schema::Type<P>, schema::kMostTypes> kElements{kFixed<DType::f32>, kFixed<DType::bf16>,
                                                                            kFixed<DType::f16>};
 
-/// An option that is a tensor: of both calls.
-template <typename... Numbers>
-[[nodiscard]] constexpr auto option(const schema::Tensor<P>& tensor, TensorView O::* member, Numbers... number) {
-  return argument<P>(tensor, schema::in(&Attend::options, member), schema::in(&Append::options, member))
-      .or_number(schema::in(&Attend::options, number)..., schema::in(&Append::options, number)...);
+/// An option that is a tensor, or a list of them: of both calls, and where C has it.
+template <typename Views, typename... InC>
+[[nodiscard]] constexpr auto option(const schema::Tensor<P>& tensor, Views O::* member, InC C::*... in_c) {
+  return argument<P>(tensor, schema::in(&Attend::options, member), schema::in(&Append::options, member), in_c...);
+}
+/// The same, or a number in its stead.
+template <typename Number, typename NumberInC>
+[[nodiscard]] constexpr auto option(const schema::Tensor<P>& tensor, TensorView O::* member, const DLTensor* C::* in_c,
+                                    Number O::* number, NumberInC C::* number_in_c) {
+  return option(tensor, member, in_c)
+      .or_number(schema::in(&Attend::options, number), schema::in(&Append::options, number), number_in_c);
 }
 /// Of tensors whose rows are contiguous, but not moved 16 bytes at a time.
 [[nodiscard]] constexpr bool never(const P&) { return false; }
 [[nodiscard]] constexpr bool moves_tables(const P& p) { return rotates_in_chunks(p.rotary_dim, p.rotary_offset); }
+
+/// What functions look up: of any element types and shapes.
+inline constexpr schema::List<P> kTables{.shapes = &P::tables, .entry_name = table_name};
+
+/// A block mask's tensors. Rows and keys of its blocks are noted before.
+inline constexpr schema::List<P> kBlockMask{
+    .entries = [](const P& p) { return block_mask_tensors(p.block_mask); },
+    .shape = [](const P& p, std::size_t entry) { return block_mask_shape(blocked_scores(p), entry); },
+    .take =
+        [](P& p, std::span<const TensorView> tensors, Device device) {
+          p.block_mask = described_block_mask(tensors, p.block_mask.rows, p.block_mask.keys, blocked_scores(p), device);
+        },
+    .entry_name = block_mask_name};
 
 /// int32 of each sequence.
 [[nodiscard]] constexpr schema::Tensor<P> lengths(std::string_view name, bool P::* given, std::string_view summary) {
@@ -162,14 +189,14 @@ template <typename... Numbers>
           .summary = summary};
 }
 /// What calls state beside their tensors.
-template <typename Field, typename Value>
-[[nodiscard]] constexpr auto stated(const Field& of, Value O::* member) {
-  return of.from(schema::in(&Attend::options, member), schema::in(&Append::options, member));
+template <typename Field, typename Value, typename... InC>
+[[nodiscard]] constexpr auto stated(const Field& of, Value O::* member, InC C::*... in_c) {
+  return of.from(schema::in(&Attend::options, member), schema::in(&Append::options, member), in_c...);
 }
 
 inline constexpr auto kSchema = schema::operation<&P::call, Attend, Append>(
     "kv_cache",
-    std::tuple{
+    schema::Pack{
         field("device", &P::device),
         field("dtype", &P::dtype),
         field("cache_dtype", &P::cache_dtype, [](const P& p) { return p.dtype; }),
@@ -177,7 +204,7 @@ inline constexpr auto kSchema = schema::operation<&P::call, Attend, Append>(
         field("batch_size", &P::batch_size),
         stated(
             field("seqlen_q", &P::seqlen_q, kRequired).packed_as("max_seqlen_q").where(attends).stated_where(is_packed),
-            &O::max_seqlen_q),
+            &O::max_seqlen_q, &C::max_seqlen_q),
         field("total_q", &P::total_q, [](const P& p) { return saturating_product(p.batch_size, p.seqlen_q); })
             .where([](const P& p) { return attends(p) && is_packed(p); }),
         field("append", &P::append).where(attends),
@@ -186,7 +213,7 @@ inline constexpr auto kSchema = schema::operation<&P::call, Attend, Append>(
                    .packed_as("max_seqlen_k_new")
                    .where(appends, "append=1")
                    .stated_where(is_packed),
-               &O::max_seqlen_k_new),
+               &O::max_seqlen_k_new, &C::max_seqlen_k_new),
         field("total_k_new", &P::total_k_new,
               [](const P& p) { return saturating_product(p.batch_size, p.seqlen_k_new); })
             .where([](const P& p) { return appends(p) && is_packed(p); }, "append=1"),
@@ -197,7 +224,7 @@ inline constexpr auto kSchema = schema::operation<&P::call, Attend, Append>(
         stated(field("head_dim_v", &P::head_dim_v, [](const P& p) { return p.head_dim; }).stated_where([](const P& p) {
           return p.mla;
         }),
-               &O::head_dim_v),
+               &O::head_dim_v, &C::head_dim_v),
         field("mla", &P::mla),
         field("slots", &P::slots).where(appends_alone),
         field("page_size", &P::page_size, [](const P& p) { return std::int64_t{p.slots == SlotKind::none ? 0 : 1}; }),
@@ -212,30 +239,36 @@ inline constexpr auto kSchema = schema::operation<&P::call, Attend, Append>(
         field("cache_seqlens", &P::cache_seqlens),
         field("rotary_dim", &P::rotary_dim),
         field("rotary", &P::rotary, [](const P& p) { return rotates(p) ? RotaryKind::f32 : RotaryKind::none; }),
-        stated(field("rotary_offset", &P::rotary_offset), &O::rotary_offset),
-        stated(field("rotary_interleaved", &P::rotary_interleaved), &O::rotary_interleaved),
+        stated(field("rotary_offset", &P::rotary_offset), &O::rotary_offset, &C::rotary_offset),
+        stated(field("rotary_interleaved", &P::rotary_interleaved), &O::rotary_interleaved, &C::rotary_interleaved),
         field("rotary_seqlens", &P::rotary_seqlens),
-        stated(field("mask", &P::mask).where(attends), &O::mask),
-        stated(field("window_left", &P::window_left).where(attends), &O::window_left),
-        stated(field("window_right", &P::window_right).where(attends), &O::window_right),
+        stated(field("mask", &P::mask).where(attends), &O::mask, &C::mask),
+        stated(field("window_left", &P::window_left).where(attends), &O::window_left, &C::window_left),
+        stated(field("window_right", &P::window_right).where(attends), &O::window_right, &C::window_right),
         stated(field("softmax_scale", &P::softmax_scale, [](const P& p) { return default_softmax_scale(p.head_dim); })
                    .where(attends),
                &O::softmax_scale),
-        stated(field("softcap", &P::softcap).where(attends), &O::softcap),
+        stated(field("softcap", &P::softcap).where(attends), &O::softcap, &C::softcap),
         field("alibi_slopes", &P::alibi_slopes).where(attends),
         field("sink", &P::sink).where(attends),
-        stated(field("num_splits", &P::num_splits).where(attends), &O::num_splits),
+        stated(field("num_splits", &P::num_splits).where(attends), &O::num_splits, &C::num_splits),
         field("softmax_lse", &P::softmax_lse).where(attends),
-        stated(field("batch_invariant", &P::batch_invariant).where(attends), &O::batch_invariant),
+        stated(field("batch_invariant", &P::batch_invariant).where(attends), &O::batch_invariant, &C::batch_invariant),
         field("unaligned", &P::unaligned),
+        stated(field("score_mod", &P::score_mod).where(attends), &O::score_mod, &C::score_mod),
+        stated(field("mask_mod", &P::mask_mod).where(attends), &O::mask_mod, &C::mask_mod),
+        field("tables", &P::tables).where(attends),
+        field("top_k", &P::top_k).where(attends),
+        field("key_indices_per_head", &P::key_indices_per_head).where(attends),
+        field("block_mask", &P::block_mask).where(attends),
     },
-    std::tuple{
+    schema::Pack{
         argument<P>({.name = "q",
                      .rows = true,
                      .dimensions = kRows<kQueries, kHeadsQ, kDim>,
                      .types = kElements,
                      .dtype = &P::dtype},
-                    &Attend::q),
+                    &Attend::q, &CTensors::q),
         argument<P>({.name = "k_cache",
                      .access = Access::mutate,
                      .changed_with = "k",
@@ -243,7 +276,7 @@ inline constexpr auto kSchema = schema::operation<&P::call, Attend, Append>(
                      .dimensions = kCache<kDim>,
                      .types = {kOwn, kFixed<DType::fp8_e4m3>},
                      .dtype = &P::cache_dtype},
-                    &Attend::k_cache, &Append::k_cache),
+                    &Attend::k_cache, &Append::k_cache, &CTensors::k_cache),
         argument<P>({.name = "v_cache",
                      .access = Access::mutate,
                      .changed_with = "k",
@@ -252,7 +285,7 @@ inline constexpr auto kSchema = schema::operation<&P::call, Attend, Append>(
                      .types = {schema::Type<P>{[](const P& p) { return p.cache_dtype; }}},
                      .needed = [](const P& p) { return !p.mla; },
                      .needed_by = "mla"},
-                    &Attend::v_cache, &Append::v_cache),
+                    &Attend::v_cache, &Append::v_cache, &CTensors::v_cache),
         argument<P>({.name = "k",
                      .optional = true,
                      .rows = true,
@@ -260,20 +293,20 @@ inline constexpr auto kSchema = schema::operation<&P::call, Attend, Append>(
                      .types = kElements,
                      .dtype = &P::dtype,
                      .given = &P::append},
-                    &Attend::k, &Append::k),
+                    &Attend::k, &Append::k, &CTensors::k),
         argument<P>({.name = "v",
                      .rows = true,
                      .dimensions = kRows<kNewKeys, kHeadsK, kDimV>,
                      .types = {kOwn},
                      .needed = [](const P& p) { return p.append && !p.mla; },
                      .needed_by = "append"},
-                    &Attend::v, &Append::v),
+                    &Attend::v, &Append::v, &CTensors::v),
         argument<P>({.name = "out",
                      .access = Access::write,
                      .rows = true,
                      .dimensions = kRows<kQueries, kHeadsQ, kDimV>,
                      .types = {kOwn}},
-                    &Attend::out),
+                    &Attend::out, &CTensors::out),
         argument<P>({.name = "softmax_lse",
                      .access = Access::write,
                      .optional = true,
@@ -281,17 +314,18 @@ inline constexpr auto kSchema = schema::operation<&P::call, Attend, Append>(
                      .types = {kFixed<DType::f32>},
                      .given = &P::softmax_lse,
                      .flag = "lse"},
-                    &Attend::softmax_lse),
-        option(starts("cu_seqlens_q", false, [](const P& p) { return attends(p) && is_packed(p); }), &O::cu_seqlens_q),
+                    &Attend::softmax_lse, &CTensors::softmax_lse),
+        option(starts("cu_seqlens_q", false, [](const P& p) { return attends(p) && is_packed(p); }), &O::cu_seqlens_q,
+               &C::cu_seqlens_q),
         option(starts(
                    "cu_seqlens_k_new", true, [](const P& p) { return appends(p) && is_packed(p); },
                    "int32 [batch_size + 1]: where packed new keys start"),
-               &O::cu_seqlens_k_new),
+               &O::cu_seqlens_k_new, &C::cu_seqlens_k_new),
         option(scale("k_scale", has_scales, "f32, of caches in fp8: of one element, each head, sequence or token"),
-               &O::k_scale, &O::k_scale_value),
+               &O::k_scale, &C::k_scale, &O::k_scale_value, &C::k_scale_value),
         option(scale(
                    "v_scale", [](const P& p) { return has_scales(p) && !p.mla; }, "likewise"),
-               &O::v_scale, &O::v_scale_value),
+               &O::v_scale, &C::v_scale, &O::v_scale_value, &C::v_scale_value),
         option({.name = "rotary_cos",
                 .optional = true,
                 .rows = true,
@@ -300,7 +334,7 @@ inline constexpr auto kSchema = schema::operation<&P::call, Attend, Append>(
                 .types = {kFixed<DType::f32>, kOwn},
                 .kind = schema::kind<&P::rotary, RotaryKind::f32, RotaryKind::query>(),
                 .summary = "f32 or the dtype of q, [rows, rotary_dim / 2]"},
-               &O::rotary_cos),
+               &O::rotary_cos, &C::rotary_cos),
         option({.name = "rotary_sin",
                 .rows = true,
                 .moved = moves_tables,
@@ -309,15 +343,15 @@ inline constexpr auto kSchema = schema::operation<&P::call, Attend, Append>(
                 .needed = rotates,
                 .needed_by = "rotary_dim",
                 .summary = "likewise"},
-               &O::rotary_sin),
+               &O::rotary_sin, &C::rotary_sin),
         option(lengths("rotary_seqlens", &P::rotary_seqlens, "int32 [batch_size]: positions of the first new keys"),
-               &O::rotary_seqlens),
+               &O::rotary_seqlens, &C::rotary_seqlens),
         option(lengths("cache_seqlens", &P::cache_seqlens, "int32 [batch_size]: places in use before the new keys"),
-               &O::cache_seqlens, &O::cache_seqlen),
+               &O::cache_seqlens, &C::cache_seqlens, &O::cache_seqlen, &C::cache_seqlen),
         option(lengths("cache_batch_idx", &P::cache_batch_idx, "int32 [batch_size]: which sequence of the cache"),
-               &O::cache_batch_idx),
+               &O::cache_batch_idx, &C::cache_batch_idx),
         option(lengths("cache_leftpad", &P::cache_leftpad, "int32 [batch_size]: places to skip at the start"),
-               &O::cache_leftpad),
+               &O::cache_leftpad, &C::cache_leftpad),
         option({.name = "block_table",
                 .rows = true,
                 .moved = never,
@@ -326,26 +360,29 @@ inline constexpr auto kSchema = schema::operation<&P::call, Attend, Append>(
                 .needed = has_table,
                 .needed_by = "page_size",
                 .summary = "int32 [batch_size, max_pages_per_seq]: the caches are paged"},
-               &O::block_table),
+               &O::block_table, &C::block_table),
         option({.name = "slots",
                 .optional = true,
                 .dimensions = kOf<kBatch, kNewKeys>,
                 .types = {kFixed<DType::i32>, kFixed<DType::i64>},
                 .kind = schema::kind<&P::slots, SlotKind::i32, SlotKind::i64>(),
                 .summary = "int32 or int64, without --q: where each new token goes; -1: nowhere"},
-               &O::slots),
+               &O::slots, &C::slots),
         option({.name = "alibi_slopes",
                 .optional = true,
                 .dimensions = kOf<kSlopedSequences, kHeadsQ>,
                 .types = {kFixed<DType::f32>},
                 .needed = [](const P& p) { return p.alibi_slopes != AlibiKind::none; }},
-               &O::alibi_slopes),
+               &O::alibi_slopes, &C::alibi_slopes),
         option({.name = "sink",
                 .optional = true,
                 .dimensions = kOf<kHeadsQ>,
                 .types = {kFixed<DType::f32>, kOwn},
                 .kind = schema::kind<&P::sink, SinkKind::f32, SinkKind::query>()},
-               &O::sink),
+               &O::sink, &C::sink),
+        option(key_indices<kBatch, kQueries, P>(), &O::key_indices, &C::key_indices),
+        option({.name = "tables", .optional = true, .list = kTables}, &O::tables),
+        option({.name = "block_mask", .optional = true, .list = kBlockMask}, &O::block_mask),
     });
 
 /// A call, and all its options beside the tensors.

@@ -133,6 +133,9 @@ void validate_scores(const KvCacheProblem& p) {
     invalid_argument("softcap: must be 0 (off), or positive and finite in f32 (got ", p.softcap, ")");
   }
   check_range("num_splits:", p.num_splits, 0, kMaxInt32);
+  validate_score_functions(p);
+  validate_selected_keys(p, rows_of_queries(p));
+  validate_block_mask(blocked_scores(p), p.tables.size());
 }
 
 /// What append_kv has no use for, and what it alone has.
@@ -154,6 +157,11 @@ void validate_call(const KvCacheProblem& p) {
   refuse(p.num_splits != fresh.num_splits, "num_splits");
   refuse(p.softmax_lse, "softmax_lse");
   refuse(p.batch_invariant, "batch_invariant");
+  refuse(!p.score_mod.empty(), "score_mod");
+  refuse(!p.mask_mod.empty(), "mask_mod");
+  refuse(!p.tables.empty(), "tables");
+  refuse(p.top_k != 0, "key_indices");
+  refuse(has_block_mask(p), "block_mask");
   refuse(p.seqlen_q != 0 || p.total_q != 0, "q");
   if (p.slots == SlotKind::none) return;
   if (!is_paged(p)) invalid_argument("page_size: must be >= 1 with slots (got 0)");

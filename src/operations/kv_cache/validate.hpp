@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "core/visibility.hpp"
 #include "tilewise/kv_cache.hpp"
 
 namespace tilewise::operations::kv_cache {
@@ -15,6 +16,6 @@ void validate_cache_dtype(DType dtype, DType cache_dtype);
 void validate_head_counts(const KvCacheProblem& problem);
 
 /// As tilewise::validate().
-void validate(const KvCacheProblem& problem);
+TILEWISE_INTERNAL void validate(const KvCacheProblem& problem);
 
 }  // namespace tilewise::operations::kv_cache

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/visibility.hpp"
 #include "operations/block_formats.hpp"
 #include "tilewise/linear.hpp"
 
@@ -19,17 +20,17 @@ namespace tilewise::operations::linear {
 }
 
 /// Multiply-adds of a pass, times 2, with all rows in groups.
-[[nodiscard]] double flops(const LinearProblem& problem);
+[[nodiscard]] TILEWISE_INTERNAL double flops(const LinearProblem& problem);
 /// Bytes that a pass reads and writes at least.
 [[nodiscard]] double bytes_moved(const LinearProblem& problem);
 
 /// Throws for formats that x and w can't have: what scales' shapes are asked of must be known.
 void validate_formats(const LinearProblem& problem);
 /// As tilewise::validate().
-void validate(const LinearProblem& problem);
+TILEWISE_INTERNAL void validate(const LinearProblem& problem);
 
 /// The one form of all problems that mean the same computation: a matrix of one column, or without elements, lies like
 /// any other, and the CPU does not care how rows are aligned. Values that validate() rejects are left alone.
-[[nodiscard]] LinearProblem canonical(LinearProblem problem);
+[[nodiscard]] TILEWISE_INTERNAL LinearProblem canonical(LinearProblem problem);
 
 }  // namespace tilewise::operations::linear

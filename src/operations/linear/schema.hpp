@@ -3,7 +3,6 @@
 
 #include <array>
 #include <string_view>
-#include <tuple>
 
 #include "formats/field.hpp"
 #include "operations/activation.hpp"
@@ -63,7 +62,7 @@ inline constexpr auto kGroupsByCounts = schema::kind<&P::groups, LinearGroups::c
 
 inline constexpr auto kSchema = schema::operation<&P::pass, Forward, Backward>(
     "linear",
-    std::tuple{
+    schema::Pack{
         field("device", &P::device),
         field("w_format", &P::w_format).from(&Forward::w_format, &Backward::w_format),
         field("x_format", &P::x_format).from(&Forward::x_format),
@@ -85,7 +84,7 @@ inline constexpr auto kSchema = schema::operation<&P::pass, Forward, Backward>(
         field("dw_transposed", &P::dw_transposed),
         field("unaligned", &P::unaligned),
     },
-    std::tuple{
+    schema::Pack{
         argument<P>({.name = "x",
                      .rows = true,
                      .dimensions = kOf<kTokens, kK>,

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/features.hpp"
+#include "core/visibility.hpp"
 #include "operations/elements.hpp"
 #include "tilewise/merge.hpp"
 
@@ -37,7 +38,7 @@ static_assert(!kFeatureNames.back().empty());
 using FeatureSet = core::FeatureSetOf<Feature>;
 
 /// What a problem asks of an implementation: a pure function, the only copy of this rule.
-[[nodiscard]] FeatureSet required_features(const MergeProblem& problem);
+[[nodiscard]] TILEWISE_INTERNAL FeatureSet required_features(const MergeProblem& problem);
 
 /// The feature of an element type of out.
 [[nodiscard]] constexpr Feature feature_of(DType dtype) { return element_feature<Feature>(dtype); }

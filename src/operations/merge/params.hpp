@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "core/visibility.hpp"
 #include "device/common/params.h"
 #include "operations/merge/schema.hpp"
 #include "tilewise/merge.hpp"
@@ -58,6 +59,6 @@ struct MergeParams {
 }
 
 /// The parameters of a call that describes to `problem`.
-[[nodiscard]] MergeParams make_params(const Call& call, const MergeProblem& problem);
+[[nodiscard]] TILEWISE_INTERNAL MergeParams make_params(const Call& call, const MergeProblem& problem);
 
 }  // namespace tilewise::operations::merge

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/visibility.hpp"
 #include "operations/elements.hpp"
 #include "tilewise/merge.hpp"
 
@@ -51,7 +52,7 @@ inline constexpr std::int64_t kMaxHeadDimV = 512;
   return n % 2 == 0 ? p.dtype : DType::f32;
 }
 /// Of a problem that knows its dtype.
-void note_parts(MergeProblem& problem, std::span<const TensorView> outs);
+TILEWISE_INTERNAL void note_parts(MergeProblem& problem, std::span<const TensorView> outs);
 
 /// Element type of a sink and of its gradient, where there is one.
 [[nodiscard]] constexpr DType sink_dtype(const MergeProblem& p) {
@@ -67,10 +68,10 @@ void note_parts(MergeProblem& problem, std::span<const TensorView> outs);
 [[nodiscard]] double bytes_moved(const MergeProblem& problem);
 
 /// As tilewise::validate().
-void validate(const MergeProblem& problem);
+TILEWISE_INTERNAL void validate(const MergeProblem& problem);
 
 /// The one form of all problems that mean the same computation: a sink of f32's dtype is just f32, and the CPU does
 /// not care how rows are aligned. Values that validate() rejects are left alone.
-[[nodiscard]] MergeProblem canonical(MergeProblem problem);
+[[nodiscard]] TILEWISE_INTERNAL MergeProblem canonical(MergeProblem problem);
 
 }  // namespace tilewise::operations::merge

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <string_view>
-#include <tuple>
 
 #include "operations/derived/call.hpp"
 #include "operations/merge/rules.hpp"
@@ -47,7 +46,7 @@ inline constexpr auto kElements = schema::kElements<P>;
 
 inline constexpr auto kSchema = schema::operation<&P::pass, Forward, Backward>(
     "merge",
-    std::tuple{
+    schema::Pack{
         field("device", &P::device),
         field("dtype", &P::dtype),
         field("parts_dtype", &P::parts_dtype, [](const P& p) { return parts_dtype_of(p.dtype); }),
@@ -66,7 +65,7 @@ inline constexpr auto kSchema = schema::operation<&P::pass, Forward, Backward>(
         field("dsink", &P::dsink),
         field("unaligned", &P::unaligned),
     },
-    std::tuple{
+    schema::Pack{
         argument<P>({.name = "dout", .rows = true, .dimensions = kRows, .types = kElements, .dtype = &P::dtype},
                     &Backward::dout),
         argument<P>({.name = "dlse",

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/visibility.hpp"
 #include "operations/block_formats.hpp"
 #include "tilewise/moe.hpp"
 
@@ -22,7 +23,7 @@ namespace tilewise::operations::moe {
 inline constexpr double kDefaultLimit = 7.0;
 
 /// Multiply-adds of a pass, times 2, with every expert of every token here.
-[[nodiscard]] double flops(const MoeProblem& problem);
+[[nodiscard]] TILEWISE_INTERNAL double flops(const MoeProblem& problem);
 /// Bytes that a pass reads and writes at least, with as many experts in use as there can be.
 [[nodiscard]] double bytes_moved(const MoeProblem& problem);
 
@@ -30,10 +31,10 @@ inline constexpr double kDefaultLimit = 7.0;
 /// known.
 void validate_formats(const MoeProblem& problem);
 /// As tilewise::validate().
-void validate(const MoeProblem& problem);
+TILEWISE_INTERNAL void validate(const MoeProblem& problem);
 
 /// The one form of all problems that mean the same computation: a matrix of one column, or without elements, lies like
 /// any other, and the CPU does not care how rows are aligned. Values that validate() rejects are left alone.
-[[nodiscard]] MoeProblem canonical(MoeProblem problem);
+[[nodiscard]] TILEWISE_INTERNAL MoeProblem canonical(MoeProblem problem);
 
 }  // namespace tilewise::operations::moe

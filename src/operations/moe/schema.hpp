@@ -3,7 +3,6 @@
 
 #include <array>
 #include <string_view>
-#include <tuple>
 
 #include "operations/activation.hpp"
 #include "operations/derived/call.hpp"
@@ -82,7 +81,7 @@ inline constexpr auto kVector = schema::kind<member, MoeVector::f32, MoeVector::
 
 inline constexpr auto kSchema = schema::operation<&P::pass, Forward, Backward>(
     "moe",
-    std::tuple{
+    schema::Pack{
         field("device", &P::device),
         field("w_format", &P::w_format).from(&Forward::w_format, &Backward::w_format),
         field("x_format", &P::x_format).from(&Forward::x_format),
@@ -122,7 +121,7 @@ inline constexpr auto kSchema = schema::operation<&P::pass, Forward, Backward>(
         field("ddown_transposed", &P::ddown_transposed),
         field("unaligned", &P::unaligned),
     },
-    std::tuple{
+    schema::Pack{
         argument<P>({.name = "x",
                      .rows = true,
                      .dimensions = kOf<kTokens, kHidden>,

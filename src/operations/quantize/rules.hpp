@@ -1,6 +1,7 @@
 // Rules about a quantize problem beside its schema: what is allowed, and the one normal form.
 #pragma once
 
+#include "core/visibility.hpp"
 #include "tilewise/quantize.hpp"
 
 namespace tilewise::operations::quantize {
@@ -11,10 +12,10 @@ namespace tilewise::operations::quantize {
 /// Throws for a format that nobody knows: what shapes of scales are asked of.
 void validate_format(const QuantizeProblem& problem);
 /// As tilewise::validate().
-void validate(const QuantizeProblem& problem);
+TILEWISE_INTERNAL void validate(const QuantizeProblem& problem);
 
 /// The one form of all problems that mean the same computation: the CPU does not care how rows are aligned. Values that
 /// validate() rejects are left alone.
-[[nodiscard]] QuantizeProblem canonical(QuantizeProblem problem);
+[[nodiscard]] TILEWISE_INTERNAL QuantizeProblem canonical(QuantizeProblem problem);
 
 }  // namespace tilewise::operations::quantize

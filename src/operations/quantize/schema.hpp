@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <string_view>
-#include <tuple>
 
 #include "operations/block_formats.hpp"
 #include "operations/derived/call.hpp"
@@ -44,7 +43,7 @@ inline constexpr std::array<schema::Type<P>, schema::kMostTypes> kNumbers{
 
 inline constexpr auto kSchema = schema::operation<&P::pass, To, From>(
     "quantize",
-    std::tuple{
+    schema::Pack{
         field("device", &P::device),
         field("format", &P::format, kRequired).from(&To::format, &From::format),
         field("dtype", &P::dtype).from(&From::dtype),
@@ -55,7 +54,7 @@ inline constexpr auto kSchema = schema::operation<&P::pass, To, From>(
         size(kColumns, kRequired),
         field("unaligned", &P::unaligned),
     },
-    std::tuple{
+    schema::Pack{
         argument<P>({.name = "x",
                      .rows = true,
                      .dimensions = kOf<kExperts, kRows, kColumns>,

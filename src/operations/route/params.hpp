@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/visibility.hpp"
 #include "operations/matrices.hpp"
 #include "operations/route/schema.hpp"
 #include "tilewise/route.hpp"
@@ -28,6 +29,6 @@ struct RouteParams {
 };
 
 /// The parameters of a call that describes to `problem`.
-[[nodiscard]] RouteParams make_params(const Call& call, const RouteProblem& problem);
+[[nodiscard]] TILEWISE_INTERNAL RouteParams make_params(const Call& call, const RouteProblem& problem);
 
 }  // namespace tilewise::operations::route

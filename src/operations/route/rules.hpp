@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/visibility.hpp"
 #include "tilewise/route.hpp"
 
 namespace tilewise::operations::route {
@@ -14,10 +15,10 @@ namespace tilewise::operations::route {
 [[nodiscard]] bool uses_score(const RouteProblem& problem);
 
 /// As tilewise::validate().
-void validate(const RouteProblem& problem);
+TILEWISE_INTERNAL void validate(const RouteProblem& problem);
 
 /// The one form of all problems that mean the same computation: groups that all stay are none, and a score that
 /// neither chooses nor weighs is softmax. Values that validate() rejects are left alone.
-[[nodiscard]] RouteProblem canonical(RouteProblem problem);
+[[nodiscard]] TILEWISE_INTERNAL RouteProblem canonical(RouteProblem problem);
 
 }  // namespace tilewise::operations::route

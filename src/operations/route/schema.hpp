@@ -3,7 +3,6 @@
 
 #include <array>
 #include <string_view>
-#include <tuple>
 
 #include "operations/derived/call.hpp"
 #include "operations/route/rules.hpp"
@@ -59,7 +58,7 @@ inline constexpr auto kElement = schema::kind<member, DType::f32, DType::bf16, D
 
 inline constexpr auto kSchema = schema::operation<&P::pass, Forward, Backward>(
     "route",
-    std::tuple{
+    schema::Pack{
         field("device", &P::device),
         field("dtype", &P::dtype),
         field("ids_dtype", &P::ids_dtype),
@@ -81,7 +80,7 @@ inline constexpr auto kSchema = schema::operation<&P::pass, Forward, Backward>(
         field("group_value", &P::group_value).from(&Forward::group_value),
         field("outside_groups", &P::outside_groups).from(&Forward::outside_groups),
     },
-    std::tuple{
+    schema::Pack{
         argument<P>({.name = "logits",
                      .dimensions = kPerExpert,
                      .types = kElements,

@@ -31,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadCall{"k: must be given", [](SmallCall& c) { c.forward.k = {}; }},
         BadCall{"v: must be given", [](SmallCall& c) { c.forward.v = {}; }},
         BadCall{"out: must be given", [](SmallCall& c) { c.forward.out = {}; }},
-        BadCall{"q: rank must be 4, four dimensions (got 3, shape [3, 4, 8])",
+        BadCall{"q: rank must be 4, [batch_size, seqlen_q, num_heads_q, head_dim] (got 3, shape [3, 4, 8])",
                 [](SmallCall& c) { c.forward.q = c.tensor({3, 4, 8}); }},
         BadCall{"q: rank must be 0 to 6 (got 99)", [](SmallCall& c) { c.forward.q.rank = 99; }},
         BadCall{"k: shape must be [batch_size, seqlen_k, num_heads_k, head_dim] = [2, 5, 2, 8] (got [2, 5, 2, 7])",
@@ -85,7 +85,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         BadCall{"q: num_heads_q must be a multiple of num_heads_k (got 10 and 7); q, k and v fit layout=bhsd",
                 [](SmallCall& c) { reshape(c, Sizes<2, 8, 10, 16>{}, Sizes<2, 4, 7, 16>{}); }},
-        BadCall{"q: rank must be 3, [total, heads, dim] (got 4, shape [10, 2, 8, 16]); q, k and v fit layout=sbhd",
+        BadCall{"q: rank must be 3, [total_q, num_heads_q, head_dim] (got 4, shape [10, 2, 8, 16]); q, k and v fit "
+                "layout=sbhd",
                 [](SmallCall& c) {
                   reshape(c, Sizes<10, 2, 8, 16>{}, Sizes<7, 2, 4, 16>{});
                   c.forward.options.layout = Layout::thd;
@@ -97,12 +98,14 @@ INSTANTIATE_TEST_SUITE_P(
                 }},
         BadCall{"q: num_heads_q must be a multiple of num_heads_k (got 6 and 4); q, k and v fit layout=bhsd",
                 [](SmallCall& c) { reshape(c, Sizes<2, 2, 6, 16>{}, Sizes<2, 2, 4, 16>{}); }},
-        BadCall{"q: rank must be 4, four dimensions (got 3, shape [6, 4, 8]); q, k and v fit layout=thd",
+        BadCall{"q: rank must be 4, [batch_size, seqlen_q, num_heads_q, head_dim] (got 3, shape [6, 4, 8]); q, k and v "
+                "fit layout=thd",
                 [](SmallCall& c) {
                   reshape(c, Sizes<6, 4, 8>{}, Sizes<9, 2, 8>{});
                   c.forward.options.cu_seqlens_q = c.lengths({0, 6});
                 }},
-        BadCall{"q: rank must be 3, [total, heads, dim] (got 4, shape [2, 6, 4, 8]); q, k and v fit layout=bshd",
+        BadCall{"q: rank must be 3, [total_q, num_heads_q, head_dim] (got 4, shape [2, 6, 4, 8]); q, k and v fit "
+                "layout=bshd",
                 [](SmallCall& c) {
                   reshape(c, Sizes<2, 6, 4, 8>{}, Sizes<2, 9, 2, 8>{});
                   c.forward.options.layout = Layout::thd;
@@ -118,15 +121,15 @@ INSTANTIATE_TEST_SUITE_P(
         // Nothing to say where no layout fits.
         BadCall{"q: num_heads_q must be a multiple of num_heads_k (got 4 and 3)",
                 [](SmallCall& c) { reshape(c, Sizes<2, 6, 4, 8>{}, Sizes<2, 9, 3, 8>{}); }},
-        BadCall{"q: rank must be 4, four dimensions (got 3, shape [6, 4, 8])",
+        BadCall{"q: rank must be 4, [batch_size, seqlen_q, num_heads_q, head_dim] (got 3, shape [6, 4, 8])",
                 [](SmallCall& c) { reshape(c, Sizes<6, 4, 8>{}, Sizes<9, 2, 8>{}); }}));
 
 INSTANTIATE_TEST_SUITE_P(
     Options, DescribeForward,
     testing::Values(
-        BadCall{"cu_seqlens_q: requires layout=thd",
+        BadCall{"cu_seqlens_q: requires layout=thd (got layout=bshd)",
                 [](SmallCall& c) { c.forward.options.cu_seqlens_q = c.lengths({0, 3, 6}); }},
-        BadCall{"cu_seqlens_k: requires layout=thd",
+        BadCall{"cu_seqlens_k: requires layout=thd (got layout=bshd)",
                 [](SmallCall& c) { c.forward.options.cu_seqlens_k = c.lengths({0, 5, 10}); }},
         BadCall{"max_seqlen_q: requires layout=thd", [](SmallCall& c) { c.forward.options.max_seqlen_q = 3; }},
         BadCall{"max_seqlen_k: requires layout=thd", [](SmallCall& c) { c.forward.options.max_seqlen_k = 3; }},
@@ -182,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(
                             [](SmallCall& c) { c.forward.q.dtype = *core::foreign_dtype("complex64"); }},
                     BadCall{"v: dtype must be f32 (got i16)",
                             [](SmallCall& c) { c.forward.v.dtype = *core::foreign_dtype("i16"); }},
-                    BadCall{"bias: dtype must be f32, bool or that of q, f32 (got float8_e5m2fnuz)",
+                    BadCall{"bias: dtype must be bool or that of q, f32 (got float8_e5m2fnuz)",
                             [](SmallCall& c) {
                               c.forward.options.bias = c.tensor({3, 5}, DType::f32);
                               c.forward.options.bias.dtype = *core::foreign_dtype("float8_e5m2fnuz");
@@ -199,9 +202,9 @@ INSTANTIATE_TEST_SUITE_P(
                             [](SmallCall& c) { c.forward.v.device = {DeviceType::cuda, 1}; }},
                     BadCall{"k: must be on cuda:0, where q is (got cpu)",
                             [](SmallCall& c) { c.forward.q.device = {DeviceType::cuda, 0}; }},
-                    BadCall{"bias: dtype must be f32, bool or that of q, f32 (got bf16)",
+                    BadCall{"bias: dtype must be bool or that of q, f32 (got bf16)",
                             [](SmallCall& c) { c.forward.options.bias = c.tensor({3, 5}, DType::bf16); }},
-                    BadCall{"sink: dtype must be f32 or that of q, f32 (got f16)",
+                    BadCall{"sink: dtype must be f32 (got f16)",
                             [](SmallCall& c) { c.forward.options.sink = c.tensor({4}, DType::f16); }},
                     BadCall{"seqused_q: dtype must be i32 (got i64)",
                             [](SmallCall& c) { c.forward.options.seqused_q = c.tensor({2}, DType::i64); }},
@@ -218,11 +221,11 @@ TEST_P(DescribePacked, NamesTheArgument) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, DescribePacked,
-    testing::Values(BadCall{"q: rank must be 3, [total, heads, dim] (got 4, shape [1, 3, 4, 8])",
+    testing::Values(BadCall{"q: rank must be 3, [total_q, num_heads_q, head_dim] (got 4, shape [1, 3, 4, 8])",
                             [](SmallCall& c) { c.forward.q = c.tensor({1, 3, 4, 8}); }},
-                    BadCall{"cu_seqlens_q: must be given with layout=thd",
+                    BadCall{"cu_seqlens_q: must be given with layout=thd (got none)",
                             [](SmallCall& c) { c.forward.options.cu_seqlens_q = {}; }},
-                    BadCall{"cu_seqlens_k: must be given with layout=thd",
+                    BadCall{"cu_seqlens_k: must be given with layout=thd (got none)",
                             [](SmallCall& c) { c.forward.options.cu_seqlens_k = {}; }},
                     BadCall{"cu_seqlens_q: rank must be 1, [batch_size + 1] (got 2, shape [1, 3])",
                             [](SmallCall& c) { c.forward.options.cu_seqlens_q = c.tensor({1, 3}, DType::i32); }},
@@ -259,7 +262,7 @@ INSTANTIATE_TEST_SUITE_P(
                 [](SmallCall& c) { c.backward.dv.strides[2] = 0; }},
         BadCall{"dlse: shape must be [batch_size, num_heads_q, seqlen_q] = [2, 4, 3] (got [2, 4, 1])",
                 [](SmallCall& c) { c.backward.dlse = c.tensor({2, 4, 1}); }},
-        BadCall{"dbias: shape must be [as bias, as bias] = [3, 5] (got [1, 5])",
+        BadCall{"dbias: shape must be [seqlen_q, seqlen_k] = [3, 5] (got [1, 5])",
                 [](SmallCall& c) {
                   c.backward.options.bias = c.tensor({3, 5});
                   c.backward.dbias = c.tensor({1, 5});

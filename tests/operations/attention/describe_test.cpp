@@ -37,7 +37,7 @@ TEST(Describe, Fp8) {
 
   const auto describe_it = [&f] { static_cast<void>(describe(f)); };
   f.out.dtype = DType::f32;
-  expect_error(ErrorCode::invalid_type, "out: dtype must be bf16 (got f32)", describe_it);
+  expect_error(ErrorCode::invalid_type, "out: dtype must be bf16 or f16 (got f32)", describe_it);
   f.out.dtype = DType::bf16;
   f.options.q_scale = call.tensor({2});
   expect_invalid("q_scale: shape must be [num_heads_q] = [4] (got [2])", describe_it);

@@ -53,6 +53,9 @@ TEST(Features, EachOptionAddsItsFeatures) {
   EXPECT_EQ(added("score_mod=score*2"), "score_mod");
   EXPECT_EQ(added("mask_mod=q_idx<kv_idx"), "mask_mod");
   EXPECT_EQ(added("mask_mod=table0[h]<1 tables=i32[4]"), "mask_mod");
+  EXPECT_EQ(added("top_k=5"), "key_indices");
+  EXPECT_EQ(added("top_k=5 key_indices_per_head=1"), "key_indices");
+  EXPECT_EQ(added("block_mask=16x16[1,1]"), "block_mask");
   EXPECT_EQ(added("score_mod=score*1.0 mask_mod=1<2"), "");  // which change nothing
   EXPECT_EQ(added("clear_rest=1"), "");                      // rows that are not packed have no rest
   EXPECT_EQ(added("deterministic=1"), "");                   // the forward pass always is
@@ -67,6 +70,8 @@ TEST(Features, GradientsAddTheirs) {
   EXPECT_EQ(added("dlse=1"), "dlse");
   EXPECT_EQ(added("bias=f32[b,h,q,k] dbias=1"), "bias, dbias");
   EXPECT_EQ(added("sink=1 dsink=1"), "sink, dsink");
+  EXPECT_EQ(added("score_mod=score*table0[h] tables=f32[4] dtables=1"), "score_mod, dtables");
+  EXPECT_EQ(added("score_mod=score tables=f32[4] dtables=1"), "score_mod, dtables");  // which is 0, and written
   EXPECT_EQ(added("deterministic=1"), "deterministic");
   EXPECT_EQ(added("dq=0"), "");
 }
@@ -76,11 +81,11 @@ TEST(Features, EveryFeatureIsReachableAndNamed) {
       parse_problem("attention_forward layout=thd max_seqlen_q=9 num_heads_q=4 num_heads_k=2 head_dim=64 head_dim_v=32 "
                     "window_left=1 window_right=2 alignment=top_left softmax_scale=-1 softcap=3 bias=bool[b,h,q,k] "
                     "alibi_slopes=[h] sink=1 dropout_p=0.5 seed_tensor=1 seqused_q=1 seqused_k=1 leftpad_k=1 "
-                    "batch_invariant=1 clear_rest=1 score_mod=score*2 mask_mod=b<1"));
+                    "batch_invariant=1 clear_rest=1 score_mod=score*2 mask_mod=b<1 top_k=3 block_mask=16x16[1,1]"));
   FeatureSet missing = FeatureSet::all().minus(reached);
   missing =
       missing.minus(backward_features_of("dtype=bf16 bias=f32[b,h,q,k] dbias=1 sink=1 dsink=1 dlse=1 "
-                                         "deterministic=1"));
+                                         "deterministic=1 score_mod=score*table0[0] tables=f32[1] dtables=1"));
   missing = missing.minus(backward_features_of("dtype=f16")).minus(features_of("dtype=f64"));
   missing = missing.minus(features_of("dtype=fp8_e4m3 out_dtype=f16"));
   EXPECT_TRUE(missing.empty()) << to_string(missing);

@@ -163,5 +163,45 @@ TEST(ScoreBlocks, OfEachAreThoseOfOne) {
   }
 }
 
+TEST(ScoreBlocks, SeenKeysAreAllThatAreVisible) {
+  const Captured captured;
+  for (const Mask& mask : masks()) {
+    const Expression expression = mask_of(captured, mask.text);
+    const ScoreBlocks blocks(nullptr, &expression, captured.views, 1 << 20);
+    Evaluator<float> evaluate(expression, captured.views);
+    for (std::int64_t q = 0; q < kLength; q += 16) {
+      const std::int64_t k_begin = q / 8, k_end = kLength - 7;
+      const VisibleKeys seen = blocks.seen({1, 0, 1, q, q + 16, k_begin, k_end});
+      for (std::int64_t i = q; i < q + 16; ++i) {
+        for (std::int64_t j = k_begin; j < k_end; ++j) {
+          const std::int64_t b = 1, h = 0;
+          const auto place = [](const std::int64_t& value) { return Input<float>{.integers = &value}; };
+          const std::array inputs{place(b), place(h), place(i), place(j)};
+          std::uint8_t visible = 0;
+          evaluate(inputs, 1, &visible);
+          const auto within = [j](const device::KeyRange& range) { return range.begin <= j && j < range.end; };
+          ASSERT_TRUE(visible != 0 ? within(seen.some) : !within(seen.all)) << mask.text << " q " << i << " k " << j;
+        }
+      }
+    }
+  }
+}
+
+TEST(ScoreBlocks, SeenKeysAreNarrow) {
+  const Captured captured;
+  const auto seen = [&](const std::string& text, std::int64_t q) {
+    const Expression mask = mask_of(captured, text);
+    return ScoreBlocks(nullptr, &mask, captured.views, 1 << 20).seen({0, 0, 2, q, q + 16, 0, kLength});
+  };
+  const auto is = [](const device::KeyRange& range, std::int64_t begin, std::int64_t end) {
+    return range.begin == begin && range.end == end;
+  };
+  EXPECT_TRUE(is(seen("kv_idx<=q_idx", 64).some, 0, 96));
+  EXPECT_TRUE(is(seen("kv_idx<=q_idx", 64).all, 0, 64));
+  EXPECT_TRUE(is(seen("(q_idx-kv_idx<96)&(kv_idx<=q_idx)", 160).some, 64, 192));
+  EXPECT_TRUE(is(seen("(q_idx-kv_idx<96)&(kv_idx<=q_idx)", 160).all, 96, 160));
+  EXPECT_GE(seen("kv_idx>1000", 0).some.begin, seen("kv_idx>1000", 0).some.end);
+}
+
 }  // namespace
 }  // namespace tilewise::operations::attention

@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(
                     BadProblem{"dbias: a bool bias has no gradient (got bias=bool)",
                                [](Problem& p) { p.dbias = true, p.bias = BiasKind::boolean; }},
                     BadProblem{"dsink: requires sink (got none)", [](Problem& p) { p.dsink = true; }},
-                    BadProblem{"dq: at least one of dq, dk, dv, dbias and dsink must be given (got none)",
+                    BadProblem{"dq: at least one of dq, dk, dv, dbias, dsink and dtables must be given (got none)",
                                [](Problem& p) { p.dq = p.dk = p.dv = false; }}));
 
 TEST(Validate, WrongDtypeIsATypeError) {

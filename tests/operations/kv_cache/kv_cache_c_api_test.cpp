@@ -39,6 +39,11 @@ struct CTensors {
     options.window_left = o.window_left;
     options.window_right = o.window_right;
     options.num_splits = o.num_splits;
+    for (const TensorView& view : o.block_mask) lists_.push_back(given(view));
+    options.block_mask = lists_.data();
+    options.block_mask_count = static_cast<std::int64_t>(lists_.size());
+    options.block_rows = o.block_rows;
+    options.block_keys = o.block_keys;
   }
 
   tilewise_kv_cache_options options;
@@ -52,6 +57,7 @@ struct CTensors {
   }
 
   std::deque<DLTensor> all_;
+  std::vector<const DLTensor*> lists_;
 };
 
 void fill(const SmallStep& step) {
@@ -79,6 +85,24 @@ TEST(KvCacheC, ComputesWhatCppDoes) {
     EXPECT_TRUE(same(step->arguments.out, expected.arguments.out));
     EXPECT_TRUE(same(step->arguments.k_cache, expected.arguments.k_cache));
   }
+}
+
+TEST(KvCacheC, TakesABlockMask) {
+  SmallStep whole, expected, got;
+  for (SmallStep* step : {&whole, &expected, &got}) {
+    fill(*step);
+    if (step == &whole) continue;
+    KvCacheOptions& o = step->arguments.options;
+    o.block_mask = {step->tensor({2, 1, 1}, DType::i32), step->tensor({2, 1, 1, 1}, DType::i32)};  // all hidden
+    o.block_rows = o.block_keys = 16;
+    static_cast<std::int32_t*>(o.block_mask[0].data)[0] = 1;  // but for the first sequence
+  }
+  whole.run();
+  expected.run();
+  EXPECT_FALSE(same(whole.arguments.out, expected.arguments.out));
+  const CTensors c(got);
+  ASSERT_EQ(tilewise_kv_cache_attention(&c.tensors, &c.options), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_TRUE(same(got.arguments.out, expected.arguments.out));
 }
 
 TEST(KvCacheC, AppendsAlone) {

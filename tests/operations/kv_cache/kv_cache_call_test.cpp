@@ -2,6 +2,7 @@
 #include <cstring>
 #include <string>
 
+#include "../../core/support.hpp"
 #include "../../support/kv_cache_mistakes.hpp"
 
 namespace tilewise {
@@ -43,6 +44,31 @@ TEST(KvCacheCall, TextsParse) {
                  [] { (void)parse_problem("kv_cache_attention seqlen_q=1 head_dim=8 capacity=4 page_siez=4"); });
   expect_invalid("mask: belongs to kv_cache_attention (got it in append_kv)",
                  [] { (void)parse_problem("append_kv head_dim=8 capacity=4 mask=causal"); });
+}
+
+/// A call like the last one in all but the size of its mask's blocks is no call like it.
+TEST(KvCacheCall, RemembersNoBlockMask) {
+  SmallStep step;
+  KvCacheOptions& o = step.arguments.options;
+  o.block_mask = {step.tensor({1, 1, 1}, DType::i32), step.tensor({1, 1, 1, 1}, DType::i32)};
+  o.block_rows = o.block_keys = 16;
+  EXPECT_NE(to_string(describe(step.arguments)).find("block_mask=16x16[1,1]"), std::string::npos);
+  step.run();
+  o.block_rows = 8;
+  expect_invalid("block_rows: must be a multiple of 16 from 16 to 2^30 (got 8)", [&] { step.run(); });
+  o.block_rows = 16;
+  expect_invalid("block_mask: belongs to kv_cache_attention (got it in append_kv)", [&] { append_kv(step.append()); });
+}
+
+/// Lists that no block has are errors where values are checked.
+TEST(KvCacheCall, ChecksWhatABlockMaskLists) {
+  SmallStep step;
+  KvCacheOptions& o = step.arguments.options;
+  o.block_mask = {step.tensor({1, 1, 1}, DType::i32), step.tensor({1, 1, 1, 1}, DType::i32)};
+  static_cast<std::int32_t*>(o.block_mask[0].data)[0] = 2;
+  step.run();
+  const test::ScopedEnvironment check("TILEWISE_CHECK", "1");
+  expect_invalid("block_counts[0, 0, 0]: must be 0 to 1, the columns of blocks (got 2)", [&] { step.run(); });
 }
 
 /// Every byte that the call could reach is what it was.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tilewise import _core, _torch
-from tilewise._arguments import ARRAYS, HEAD, TAIL, Options
+from tilewise._options import ARRAYS, HEAD, TAIL, Options
 from tilewise._torch import autograd, operators
 from tilewise._torch.refusals import refuse_tangents
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tilewise._arguments import NO_SCALES
+from tilewise._options import AFTER_DETERMINISTIC, AFTER_SCALES, NO_SCALES
 
 HALVES = frozenset((torch.float16, torch.bfloat16))
 MAX_HEAD_DIM = 256  # of flash_attn; Tilewise itself goes further
@@ -63,14 +63,14 @@ def dense_options(
     deterministic: bool,
     scales: tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]] = NO_SCALES,
 ) -> tuple[Any, ...]:
-    """tilewise._arguments.Options of [batch_size, seqlen, num_heads, head_dim] tensors, as a plain tuple.
+    """tilewise._options.Options of [batch_size, seqlen, num_heads, head_dim] tensors, as a plain tuple.
 
     `scales`: of q, k and v in fp8.
     """
     return (
-        causal, softmax_scale, "bshd", None, None, alibi_slopes, None, None, None, None, None, *scales, seed, 0,
-        None, None, False, window[0], window[1], softcap if softcap > 0.0 else 0.0, dropout_p, deterministic, False,
-        *NO_SCALES, None,
+        causal, softmax_scale, "bshd", None, None, alibi_slopes, None, None, None, None, None, *scales, *AFTER_SCALES,
+        seed, 0, None, None, False, window[0], window[1], softcap if softcap > 0.0 else 0.0, dropout_p, deterministic,
+        *AFTER_DETERMINISTIC,
     )  # fmt: skip
 
 
@@ -88,6 +88,7 @@ def packed_options(
     """Options of [total, num_heads, head_dim] tensors."""
     return (
         causal, softmax_scale, "thd", None, None, alibi_slopes, packed.cu_seqlens_q, packed.cu_seqlens_k, None,
-        packed.used_keys(), packed.leftpad_k, *NO_SCALES, seed, 0, packed.max_seqlen_q, packed.max_seqlen_k, False,
-        window[0], window[1], softcap if softcap > 0.0 else 0.0, dropout_p, deterministic, False, *NO_SCALES, None,
+        packed.used_keys(), packed.leftpad_k, *NO_SCALES, *AFTER_SCALES, seed, 0, packed.max_seqlen_q,
+        packed.max_seqlen_k, False, window[0], window[1], softcap if softcap > 0.0 else 0.0, dropout_p, deterministic,
+        *AFTER_DETERMINISTIC,
     )  # fmt: skip

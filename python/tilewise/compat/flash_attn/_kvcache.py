@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
+from tilewise._kv_cache import in_order
 from tilewise._torch import kv_cache
 from tilewise.compat.flash_attn import _kvcache_refusals
 from tilewise.compat.flash_attn._call import HALVES, MAX_HEAD_DIM, WHOLE, Packed, dense_rows, window_sides
@@ -148,8 +149,11 @@ def attend(
     }
     if isinstance(cache_seqlens, int):
         values["cache_seqlen"] = cache_seqlens
-    arrays = (rotary_cos, rotary_sin, None, cache_seqlens if isinstance(cache_seqlens, Tensor) else None,
-              cache_batch_idx, cache_leftpad, block_table, *[None] * 5, alibi_slopes, None)  # fmt: skip
+    arrays = in_order(
+        rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+        cache_seqlens=cache_seqlens if isinstance(cache_seqlens, Tensor) else None, cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad, block_table=block_table, alibi_slopes=alibi_slopes,
+    )  # fmt: skip
     with torch.no_grad():  # as there, nothing of it has a graph
         try:
             result, lse = kv_cache.attend(q, k_cache, v_cache, k, v, arrays, values, out, True, None)
@@ -197,8 +201,9 @@ def attend_packed(
         "softcap": softcap if softcap > 0.0 else 0.0,
         "max_seqlen_q": sequences.max_seqlen_q,
     }
-    arrays = (None, None, None, used, None, None, block_table, None, sequences.cu_seqlens_q, None, None, None,
-              alibi_slopes, None)  # fmt: skip
+    arrays = in_order(
+        cache_seqlens=used, block_table=block_table, cu_seqlens_q=sequences.cu_seqlens_q, alibi_slopes=alibi_slopes
+    )
     with torch.no_grad():
         result, lse = kv_cache.attend(
             dense_rows(q), k_pages, v_pages, None, None, arrays, values, out, True, None

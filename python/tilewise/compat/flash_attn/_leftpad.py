@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tilewise._kv_cache import ARRAYS
+from tilewise._kv_cache import in_order
 from tilewise._torch import kv_cache
 from tilewise.compat.flash_attn.layers.rotary import apply_rotary_emb
 
@@ -92,8 +92,7 @@ def appended(
     if k is None or v is None:
         return q
     cos, sin, interleaved, local = rotary
-    given = {"rotary_cos": cos, "rotary_sin": sin, "cache_seqlens": seqlens, "block_table": block_table}
-    arrays = tuple(given.get(name) for name in ARRAYS)
+    arrays = in_order(rotary_cos=cos, rotary_sin=sin, cache_seqlens=seqlens, block_table=block_table)
     with torch.no_grad():
         numbers = {"rotary_interleaved": interleaved and cos is not None}
         kv_cache.append(k_pages, v_pages, k, v, arrays, numbers, None)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _torch
-from tilewise._arguments import Options
+from tilewise._options import Options
 from tilewise.compat.flash_attn._call import WHOLE, Packed, dense_options
 from tilewise.compat.flash_attn._lse import places
 

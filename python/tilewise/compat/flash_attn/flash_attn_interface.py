@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 from torch import Tensor
 
 from tilewise import _torch
-from tilewise._arguments import FORMS
+from tilewise._options import FORMS
 from tilewise.compat.flash_attn import _attend, _kvcache, _refusals
 from tilewise.compat.flash_attn import _raw as flash_attn_gpu
 from tilewise.compat.flash_attn._attend import Stacked

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _torch
-from tilewise._arguments import FORMS, NO_SCALES
+from tilewise._options import AFTER_DETERMINISTIC, AFTER_SCALES, FORMS, NO_SCALES
 from tilewise._torch.errors import raise_known
 from tilewise.compat.flash_attn import _attend
 from tilewise.compat.flash_attn._autograd import without_backward
@@ -166,8 +166,8 @@ def flash_attn_varlen_func(
     left, right = sides(window_size, causal)
     options = (
         bool(causal), softmax_scale, "thd", None, None, None, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None,
-        *descales, None, 0, max_seqlen_q, max_seqlen_k, False, left, right, softcap if softcap > 0.0 else 0.0, 0.0,
-        bool(deterministic), False, *NO_SCALES, None,
+        *descales, *AFTER_SCALES, None, 0, max_seqlen_q, max_seqlen_k, False, left, right,
+        softcap if softcap > 0.0 else 0.0, 0.0, bool(deterministic), *AFTER_DETERMINISTIC,
     )  # fmt: skip
     q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
     try:

@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
-from tilewise._kv_cache import ARRAYS
+from tilewise._kv_cache import in_order
 from tilewise._torch import kv_cache
 from tilewise.compat.flash_attn._call import WHOLE, dense_rows
 from tilewise.compat.flash_attn_3._arguments import in_16_bits, latent, refuse, scales, sides
@@ -32,7 +32,7 @@ def _append_fp8(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Optional[Tensor]
     given = {**{name: places.get(name) for name in _OF_APPEND}, "cu_seqlens_k_new": starts}
     if isinstance(seqlens, int):
         numbers["cache_seqlen"], given["cache_seqlens"] = seqlens, None
-    arrays = tuple(given.get(name) for name in ARRAYS)
+    arrays = in_order(**given)
     kv_cache.append(k_cache, v_cache, in_16_bits(k), in_16_bits(v), arrays, numbers, None)
     return seqlens + k.shape[1] if starts is None else (starts[1:] - starts[:-1]) + seqlens
 
@@ -67,7 +67,7 @@ def attend(
         if isinstance(places.get("cache_seqlens"), int):
             numbers = {**numbers, "cache_seqlen": places["cache_seqlens"]}
             places = {**places, "cache_seqlens": None}
-        arrays = tuple(places.get(name) for name in ARRAYS)
+        arrays = in_order(**places)
         result: tuple[Tensor, Tensor] = kv_cache.attend(
             in_16_bits(q), k_cache, values, k, v, arrays, numbers, None, True, None
         )

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from tilewise._arguments import Options
+from tilewise._options import Options
 from tilewise.compat.flash_attn import _raw
 from tilewise.compat.flash_attn._autograd import new_gradient
 from tilewise.compat.flash_attn._call import dense_rows

@@ -46,7 +46,7 @@ def flex_attention(
 
     Functions are traced at each call into expressions, as ``tilewise.expression.trace`` does it. An index of a captured
     tensor that is negative counts from its end, as in torch's eager function; one beyond it, an error there, reads 0.
-    Captured tensors have no gradient: one that requires it is refused.
+    Captured tensors have gradients too, but not through what a mask_mod or an index makes of them.
 
     Args:
         query: [batch_size, num_heads_q, seqlen_q, head_dim], f32, bf16 or f16; on the CPU f64 too.

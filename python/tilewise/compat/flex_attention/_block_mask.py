@@ -1,5 +1,5 @@
-# A BlockMask as tilewise.attention takes it: one expression of its blocks' tables and its mask_mod, or of mask_mod
-# alone where the tables are known to say nothing else.
+# A BlockMask as tilewise.attention takes it: its lists, mask_mod alone where they are known to say nothing else, or,
+# where they are of no size that the core takes, one expression of a table of blocks and mask_mod.
 """What a BlockMask lets through."""
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
+from tilewise._block_mask import BlockMask as GivenMask
 from tilewise.compat._routing import RefusedCall
 from tilewise.compat.flex_attention._functions import traced
 from tilewise.expression import Traced, TraceError
 
 MOST_ELEMENTS = 2**28  # of a mask that is evaluated element by element
 _HIDDEN, _PARTIAL, _FULL = range(3)
+_LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 
 
 class Call(NamedTuple):
@@ -42,7 +44,25 @@ def visible(block_mask: BlockMask, call: Call) -> dict[str, Any]:
         return {"bias": _evaluated(block_mask, call, error)}
     if _is_all_said(block_mask, own, call):
         return {} if own.text == "True" else {"mask_mod": own}
+    given = _given(block_mask, own, call)
+    if given is not None:
+        return {"block_mask": given}
     return {"mask_mod": traced("mask_mod", _within_blocks(block_mask, call), call.device)}
+
+
+def _given(block_mask: BlockMask, mask_mod: Traced, call: Call) -> Optional[GivenMask]:
+    """Its lists as the core takes them; None where they are of other sizes, or blocks of other lengths."""
+    rows, keys = block_mask.BLOCK_SIZE
+    lists = [getattr(block_mask, name) for name in _LISTS]
+    given = lists if lists[2] is not None and lists[3] is not None else lists[:2]
+    sizes = (call.batch_size, call.num_heads)
+    wanted = (-(-call.seqlen_q // rows), -(-call.seqlen_k // keys))
+    fit = rows % 16 == keys % 16 == 0 and len({tensor.shape[:2] for tensor in given}) == 1
+    for tensor, rank in zip(given, (3, 4, 3, 4)):
+        fit = fit and tensor.dim() == rank and tensor.dtype == torch.int32
+        fit = fit and tuple(tensor.shape[2:]) == wanted[: rank - 2]
+        fit = fit and all(own in (1, whole) for own, whole in zip(tensor.shape[:2], sizes))
+    return GivenMask(mask_mod, lists[0], lists[1], lists[2], lists[3], (rows, keys)) if fit else None
 
 
 def _within_blocks(block_mask: BlockMask, call: Call) -> Callable[..., Any]:
@@ -106,8 +126,7 @@ def _seen(tensors: tuple[Optional[Tensor], ...], *sizes: int) -> _Seen:
 
 
 def _lists_of(block_mask: BlockMask) -> _Seen:
-    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-    tensors = tuple(getattr(block_mask, name) for name in names)
+    tensors = tuple(getattr(block_mask, name) for name in _LISTS)
     return _seen(tensors, *block_mask.BLOCK_SIZE, *block_mask.seq_lengths)
 
 

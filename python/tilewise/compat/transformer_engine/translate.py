@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tilewise import _torch
-from tilewise._arguments import ARRAY_NAMES, NO_SCALES, integer, named
+from tilewise._arguments import integer, named
+from tilewise._options import AFTER_DETERMINISTIC, ARRAY_NAMES
 from tilewise.compat.transformer_engine.masks import Mask
 
 FORMATS = {name: name for name in ("sbhd", "bshd", "thd")}
@@ -186,8 +187,8 @@ def attend(
     """tilewise.attention() of keywords that this package has brought to their form: checking them again would cost a
     call 3 microseconds."""
     tail = (
-        0, max_seqlen_q, max_seqlen_k, alignment == "top_left", *window, 0.0, dropout_p, deterministic, False,
-        *NO_SCALES, None,
+        0, max_seqlen_q, max_seqlen_k, alignment == "top_left", *window, 0.0, dropout_p, deterministic,
+        *AFTER_DETERMINISTIC,
     )  # fmt: skip
     head = (mask is not None, softmax_scale, layout)
     given = tuple(map(arrays.get, ARRAY_NAMES)) if arrays else None

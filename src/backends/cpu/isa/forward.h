@@ -73,8 +73,10 @@ class Forward {
   static void visit_block(const ForwardTile& t, const Scratch& w, int64_t key, bool all_visible) {
     const int64_t keys = t.seqlen_k - key < kKeys ? t.seqlen_k - key : kKeys;
     const int64_t depth_k = depth_units<C>(t.head_dim), depth_v = depth_units<C>(keys);
-    pack_transposed<C>(static_cast<const In*>(t.k) + key * t.k_stride, t.k_stride, keys, t.head_dim, w.k);
-    pack_paired<C>(static_cast<const In*>(t.v) + key * t.v_stride, t.v_stride, keys, t.head_dim_v, w.v);
+    if (t.gatherer) t.gatherer->fill(*t.gatherer, key, keys);
+    const int64_t held = t.gatherer ? 0 : key;  // where the block's first key is
+    pack_transposed<C>(static_cast<const In*>(t.k) + held * t.k_stride, t.k_stride, keys, t.head_dim, w.k);
+    pack_paired<C>(static_cast<const In*>(t.v) + held * t.v_stride, t.v_stride, keys, t.head_dim_v, w.v);
     for (int32_t first = 0; first < t.num_rows; first += kGroup) {
       const int32_t rows = t.num_rows - first < kGroup ? t.num_rows - first : static_cast<int32_t>(kGroup);
       int64_t begin = keys, end = 0;  // what the group sees of this block, widened to panels

@@ -44,28 +44,52 @@ class Program {
     for (int32_t i = 0; i < p.row_count; ++i) run(p.row[i], tables, memory, 1);
   }
 
-  /// One run of keys [key, key + count), whole vectors; `scores` may be null where no score is asked for.
-  static void run_keys(const ScoreProgram& p, const CapturedTable* tables, char* memory, int64_t key, int64_t count,
-                       const Real* scores) {
+  /// Of a run the first key, and those after it: side by side, or at `places` where these are not null, of which
+  /// `valid` exist.
+  struct Keys {
+    int64_t first;
+    const int32_t* places;
+    int64_t valid;
+  };
+
+  /// One run of `count` keys, whole vectors; `scores` may be null where no score is asked for.
+  static void run_keys(const ScoreProgram& p, const CapturedTable* tables, char* memory, const Keys& keys,
+                       int64_t count, const Real* scores) {
     const int64_t vectors = count / V::kLanes;
     if (p.score.used) {
       const LanesOf<Lane::real> to(memory, p.score.at);
       for (int64_t n = 0; n < vectors; ++n) to.set(n, V::load(scores + n * V::kLanes));
     }
-    if (p.key.used) {
-      if (p.key.at.lane == Lane::word) {
-        const LanesOf<Lane::word> to(memory, p.key.at);
-        for (int64_t n = 0; n < vectors; ++n) to.set(n, Types::iota() + static_cast<Word>(key + n * V::kLanes));
-      } else {
-        const LanesOf<Lane::wide> to(memory, p.key.at);
-        for (int64_t n = 0; n < vectors; ++n)
-          to.set(n, __builtin_convertvector(Types::iota(), L) + (key + n * V::kLanes));
-      }
-    }
+    if (p.key.used && keys.places)
+      set_places(p.key.at, memory, keys, vectors);
+    else if (p.key.used)
+      set_run(p.key.at, memory, keys.first, vectors);
     for (int32_t i = 0; i < p.key_count; ++i) run(p.keys[i], tables, memory, vectors);
   }
 
  private:
+  static void set_run(const Register& at, char* memory, int64_t key, int64_t vectors) {
+    if (at.lane == Lane::word) {
+      const LanesOf<Lane::word> to(memory, at);
+      for (int64_t n = 0; n < vectors; ++n) to.set(n, Types::iota() + static_cast<Word>(key + n * V::kLanes));
+    } else {
+      const LanesOf<Lane::wide> to(memory, at);
+      for (int64_t n = 0; n < vectors; ++n)
+        to.set(n, __builtin_convertvector(Types::iota(), L) + (key + n * V::kLanes));
+    }
+  }
+
+  static void set_places(const Register& at, char* memory, const Keys& keys, int64_t vectors) {
+    for (int64_t n = 0; n < vectors; ++n) {
+      L key{};
+      for (int64_t i = 0; i < V::kLanes && n * V::kLanes + i < keys.valid; ++i) key[i] = keys.places[n * V::kLanes + i];
+      if (at.lane == Lane::word)
+        LanesOf<Lane::word>(memory, at).set(n, __builtin_convertvector(key, I));
+      else
+        LanesOf<Lane::wide>(memory, at).set(n, key);
+    }
+  }
+
   static void set_integer(char* memory, const Register& to, int64_t value) {
     if (to.lane == Lane::wide) {
       LanesOf<Lane::wide>(memory, to).set(0, L{} + value);

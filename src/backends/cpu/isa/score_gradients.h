@@ -89,8 +89,13 @@ struct ScoreGradients {
     }
   }
 
+  /// What is 0 stays it, whatever the factor is: where a key is hidden, a slope may be a NaN.
   static void multiply(Real* x, const Real* factors, int64_t columns) {
-    for (int64_t j = 0; j < columns; j += V::kLanes) V::store(x + j, V::mul(V::load(x + j), V::load(factors + j)));
+    for (int64_t j = 0; j < columns; j += V::kLanes) {
+      const F old = V::load(x + j), product = V::mul(old, V::load(factors + j));
+      const F unless_above = V::select(V::greater(V::zero(), old), product, old);
+      V::store(x + j, V::select(V::greater(old, V::zero()), product, unless_above));
+    }
   }
 
   static void fill_zero(Real* x, int64_t columns) {

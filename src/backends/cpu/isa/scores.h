@@ -54,21 +54,24 @@ struct Scores {
     } else {
       for (int64_t j = 0; j < count; j += V::kLanes) V::store(s + j, V::mul(V::load(s + j), scale));
     }
-    const int64_t first_bias = key * p.bias_key_stride;
-    if (p.bias_type != device::kBiasNone && p.bias_type != device::kBiasBool) add_bias(s, valid, first_bias, row, p);
+    const int64_t first_bias = p.places ? 0 : key * p.bias_key_stride;
+    const int32_t* const places = p.places ? p.places + key : nullptr;
+    if (p.bias_type != device::kBiasNone && p.bias_type != device::kBiasBool)
+      add_bias(s, valid, first_bias, places, row, p);
     if (p.has_alibi) {
       const F slope = V::set1(static_cast<Real>(-row.alibi_slope));
       F distance = V::sub(V::iota(), V::set1(static_cast<Real>(row.diagonal - key)));
       for (int64_t j = 0; j < count; j += V::kLanes) {
+        if (places) distance = distances(places + j, valid - j, row.diagonal);
         V::store(s + j, V::fma(slope, V::abs(distance), V::load(s + j)));
         distance = V::add(distance, V::set1(static_cast<Real>(V::kLanes)));
       }
     }
-    if (p.functions.score_mod) RowFunctions<V>::modify(s, span, row, p.functions, kept.slopes);
+    if (p.functions.score_mod) RowFunctions<V>::modify(s, span, row, p.functions, places, kept.slopes);
     // Whatever the numbers are.
     if (p.bias_type == device::kBiasBool)
-      hide_false(s, valid, static_cast<const uint8_t*>(row.bias) + first_bias, p.bias_key_stride);
-    if (asks_mask(p, span)) RowFunctions<V>::hide(s, span, row, p.functions);
+      hide_false(s, valid, static_cast<const uint8_t*>(row.bias) + first_bias, places, p.bias_key_stride);
+    if (asks_mask(p, span)) RowFunctions<V>::hide(s, span, row, p.functions, places);
     if (kept.slopes) clear_hidden(kept.slopes, s, count);
   }
 
@@ -99,36 +102,44 @@ struct Scores {
     }
   }
 
-  static void add_bias(Real* s, int64_t valid, int64_t first, const RowInfo& row, const ScoreParams& p) {
-    const int64_t step = p.bias_key_stride;
-    if (p.bias_type == device::kBiasF32) return add_values(s, valid, static_cast<const float*>(row.bias) + first, step);
+  /// From the diagonal to keys that stand at `places`, of which `valid` exist.
+  static F distances(const int32_t* places, int64_t valid, int32_t diagonal) {
+    alignas(64) Real lanes[V::kLanes] = {};
+    for (int64_t i = 0; i < V::kLanes && i < valid; ++i) lanes[i] = static_cast<Real>(places[i] - diagonal);
+    return V::load(lanes);
+  }
+
+  static void add_bias(Real* s, int64_t valid, int64_t first, const int32_t* places, const RowInfo& row,
+                       const ScoreParams& p) {
+    const auto add = [&](const auto* bias) { add_values(s, valid, bias + first, places, p.bias_key_stride); };
+    if (p.bias_type == device::kBiasF32) return add(static_cast<const float*>(row.bias));
     // Else it is q's type.
     if constexpr (sizeof(Real) == sizeof(double)) {
-      add_values(s, valid, static_cast<const double*>(row.bias) + first, step);
+      add(static_cast<const double*>(row.bias));
     } else if (p.bias_type == device::kBiasBf16) {
-      add_values(s, valid, static_cast<const Bf16*>(row.bias) + first, step);
+      add(static_cast<const Bf16*>(row.bias));
     } else {
-      add_values(s, valid, static_cast<const F16*>(row.bias) + first, step);
+      add(static_cast<const F16*>(row.bias));
     }
   }
 
   template <class T>
-  static void add_values(Real* s, int64_t valid, const T* bias, int64_t step) {
+  static void add_values(Real* s, int64_t valid, const T* bias, const int32_t* places, int64_t step) {
     int64_t j = 0;
-    if (step == 1)
+    if (step == 1 && !places)
       for (; j + V::kLanes <= valid; j += V::kLanes) V::store(s + j, V::add(V::load(s + j), V::load(bias + j)));
-    while (j < valid) {  // strided, broadcast, or the last vector: gathered through a small buffer
+    while (j < valid) {  // strided, broadcast, selected, or the last vector: gathered through a small buffer
       T part[V::kLanes] = {};
       const int64_t n = valid - j < V::kLanes ? valid - j : V::kLanes;
-      for (int64_t i = 0; i < n; ++i) part[i] = bias[(j + i) * step];
+      for (int64_t i = 0; i < n; ++i) part[i] = bias[(places ? places[j + i] : j + i) * step];
       V::store(s + j, V::add(V::load(s + j), V::load(part)));
       j += n;
     }
   }
 
-  static void hide_false(Real* s, int64_t valid, const uint8_t* bias, int64_t step) {
+  static void hide_false(Real* s, int64_t valid, const uint8_t* bias, const int32_t* places, int64_t step) {
     for (int64_t j = 0; j < valid; ++j)
-      if (!bias[j * step]) s[j] = kNegativeInfinity;
+      if (!bias[(places ? places[j] : j) * step]) s[j] = kNegativeInfinity;
   }
 };
 

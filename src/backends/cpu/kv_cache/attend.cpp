@@ -7,12 +7,17 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "backends/attended_rows.hpp"
 #include "backends/cpu/flush_denormals.hpp"
 #include "backends/cpu/kv_cache/append.hpp"
+#include "backends/cpu/kv_cache/cache_gatherer.hpp"
 #include "backends/cpu/kv_cache/cache_stream.hpp"
 #include "backends/cpu/rows.hpp"
+#include "backends/cpu/selected_keys.hpp"
+#include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "core/parallel.hpp"
 #include "operations/kv_cache/rules.hpp"
@@ -63,11 +68,14 @@ CacheAttention::CacheAttention(const KvCacheProblem& p, const KernelSet& kernels
       decode_element_(operations::kv_cache::is_fp8(p) && kernels.decode_fp8[own_] == nullptr ? kElementF32 : own_),
       prefill_element_(tiles_.element()),
       decode_((operations::kv_cache::is_fp8(p) ? kernels.decode_fp8 : kernels.decode)[decode_element_]),
+      selects_(p.top_k > 0),
       head_dim_(p.head_dim),
       head_dim_v_(p.head_dim_v),
       group_(p.num_heads_q / p.num_heads_k),
       num_heads_k_(p.num_heads_k),
-      decode_heads_(std::clamp<std::int64_t>(num_heads_k_, 1, kMaxTiles)) {
+      decode_heads_(std::clamp<std::int64_t>(num_heads_k_, 1, kMaxTiles)),
+      functions_(p, {p.batch_size, p.num_heads_q, p.seqlen_q, operations::kv_cache::capacity_of(p), true},
+                 sizeof(float), nullptr) {
   const auto dim = static_cast<std::int32_t>(p.head_dim), dim_v = static_cast<std::int32_t>(p.head_dim_v);
   const ScratchFn* scratch = operations::kv_cache::is_fp8(p) ? kernels.decode_fp8_scratch : kernels.decode_scratch;
   decode_scratch_ = scratch[decode_element_](dim, dim_v) * static_cast<std::size_t>(kMaxTiles);
@@ -77,6 +85,8 @@ CacheAttention::CacheAttention(const KvCacheProblem& p, const KernelSet& kernels
 void CacheAttention::run(const KvCacheParams& p) const {
   Call call{p, attended_rows(p), {}};
   call.score = make_score_params(call.rows, {p.softmax_scale, p.softcap, 1.0});
+  CapturedTables tables;
+  call.score.functions = functions_.bind(p.tables, tables);
   const Work work = plan(p);
   std::unique_ptr<float[]> partials;
   if (work.floats > 0) partials = std::make_unique_for_overwrite<float[]>(work.floats);
@@ -141,7 +151,9 @@ void CacheAttention::run_task(const Call& call, const Task& task, const Parts& p
   const std::int64_t stride = head_dim_v_ + 2;
   for (std::size_t r = 0; r < num_rows; ++r)
     w.total[static_cast<std::int64_t>(r) * stride + head_dim_v_] = kNothingSeen;
-  if (task.decode) {
+  if (selects_) {
+    attend_selected(call, s, task, w);
+  } else if (task.decode) {
     decode(call, s, task, w);
   } else {
     prefill(call, s, task, w);
@@ -174,6 +186,7 @@ void CacheAttention::fill_rows(const Call& call, const Sequence& s, const Task& 
       const std::int64_t h = head_k * group_ + m;
       for (std::int64_t i = task.first_query; i < task.first_query + task.num_queries; ++i, ++row) {
         *row = maker.row(i, h);
+        row->query = static_cast<std::uint32_t>(row->diagonal);
         if (p.rotary.dim > 0 || element != own_) {
           std::array<float, 576> values;
           load_row(p.dtype, row->q, head_dim_, values.data());
@@ -213,15 +226,74 @@ ForwardTile CacheAttention::show_keys(const Call& call, const Task& task, std::i
   tile.head_dim = static_cast<std::int32_t>(head_dim_);
   tile.head_dim_v = static_cast<std::int32_t>(head_dim_v_);
   tile.score = call.score;
+  tile.score.functions.first_key = start;
+  tile.score.functions.memory = function_memory(call.score.functions);
   tile.abandoned = &core::abandoned;
   return tile;
 }
 
-/// All keys of a task in one go, where they lie in the cache.
+/// What functions leave of each `step` keys, the last of them perhaps fewer, to rows of a task: of all heads and
+/// queries of its sequence where `whole`. Empty where nothing is known.
+std::vector<device::Visibility> CacheAttention::visibility(const Call& call, const Sequence& s, const Task& task,
+                                                           const KeyRange& keys, std::int64_t step, bool whole,
+                                                           const Scratch& w) const {
+  const operations::attention::ScoreBlocks* const blocks = call.score.functions.blocks;
+  if (blocks == nullptr || keys.end <= keys.begin) return {};
+  const std::int64_t diagonal = static_cast<std::int32_t>(w.rows[0].query) - task.first_query;
+  const std::int64_t first = whole ? 0 : task.first_query, count = whole ? s.seqlen_q : task.num_queries;
+  const std::int64_t head = whole ? 0 : task.heads_k.first * group_;
+  const std::int64_t head_end = whole ? num_heads_k_ * group_ : task.heads_k.last * group_;
+  std::vector<device::Visibility> seen(static_cast<std::size_t>(core::ceil_div(keys.end - keys.begin, step)));
+  blocks->of_each({task.b, head, head_end, diagonal + first, diagonal + first + count, keys.begin, keys.end}, step,
+                  seen.data());
+  return seen;
+}
+
+/// The keys of a task but for blocks that functions hide: ranges in ascending order. They depend on the sequence alone,
+/// since sums of other ranges would round otherwise.
+std::vector<CacheAttention::KeyRange> CacheAttention::shown_keys(const Call& call, const Sequence& s, const Task& task,
+                                                                 const Scratch& w) const {
+  constexpr std::int64_t kStep = 256;
+  if (task.keys.end <= task.keys.begin) return {};
+  const std::int64_t begin = task.keys.begin / kStep * kStep;
+  const std::vector<device::Visibility> seen = visibility(call, s, task, {begin, task.keys.end}, kStep, true, w);
+  if (seen.empty()) return {task.keys};
+  std::vector<KeyRange> ranges;
+  for (std::size_t n = 0; n < seen.size(); ++n) {
+    if (seen[n] == device::Visibility::none) continue;
+    const std::int64_t start = begin + static_cast<std::int64_t>(n) * kStep;
+    const KeyRange range{std::max(start, task.keys.begin), std::min(start + kStep, task.keys.end)};
+    if (!ranges.empty() && ranges.back().end == range.begin) {
+      ranges.back().end = range.end;
+    } else {
+      ranges.push_back(range);
+    }
+  }
+  return ranges;
+}
+
+/// What one range of keys adds to those before it.
+void CacheAttention::add_parts(const Task& task, Scratch& w) const {
+  const std::int64_t num_rows = task.heads_k.count() * task.num_members * task.num_queries, stride = head_dim_v_ + 2;
+  for (std::int64_t r = 0; r < num_rows; ++r) add_partial(w.part + r * stride, head_dim_v_, w.total + r * stride);
+}
+
+/// The keys of a task that are visible, where they lie in the cache.
 void CacheAttention::decode(const Call& call, const Sequence& s, const Task& task, Scratch& w) const {
+  bool first = true;
+  for (const KeyRange& keys : shown_keys(call, s, task, w)) {
+    if (core::abandoned()) return;
+    decode_range(call, s, task, keys, first ? w.total : w.part, w);
+    if (!first) add_parts(task, w);
+    first = false;
+  }
+}
+
+/// A range of them in one go.
+void CacheAttention::decode_range(const Call& call, const Sequence& s, const Task& task, const KeyRange& keys,
+                                  float* results, Scratch& w) const {
   const KvCacheParams& p = call.p;
-  if (task.keys.end <= task.keys.begin || core::abandoned()) return;
-  const ForwardTile tile = show_keys(call, task, 0, task.keys, w.total, w);
+  const ForwardTile tile = show_keys(call, task, 0, keys, results, w);
   const KeyStream stream = cache_stream(p, s, task.b, task.heads_k, task.ahead);
   const auto size = static_cast<std::int64_t>(size_of(p.cache_dtype));
   const bool scales_scores = p.scales != CacheScales::none && p.scales != CacheScales::token;
@@ -247,25 +319,49 @@ void CacheAttention::decode(const Call& call, const Sequence& s, const Task& tas
   }
 }
 
-/// The keys of a task chunk after chunk, whose partial results are added up.
+/// The keys of a task chunk after chunk, whose partial results are added up. Chunks that functions hide are not read,
+/// and of others no blocks at their ends.
 void CacheAttention::prefill(const Call& call, const Sequence& s, const Task& task, Scratch& w) const {
   const std::int64_t chunk_keys =
       tiles_.chunk_keys() > 0 ? tiles_.chunk_keys() : std::numeric_limits<std::int32_t>::max();
-  const std::int64_t num_rows = task.num_members * task.num_queries, stride = head_dim_v_ + 2;
+  const std::int64_t step = prefill_kernels_.forward_keys;
   bool first = true;
   for (std::int64_t start = task.keys.begin / chunk_keys * chunk_keys; start < task.keys.end && !core::abandoned();
-       start += chunk_keys, first = false) {
-    const KeyRange keys{std::max(start, task.keys.begin), std::min(start + chunk_keys, task.keys.end)};
+       start += chunk_keys) {
+    KeyRange keys{std::max(start, task.keys.begin), std::min(start + chunk_keys, task.keys.end)};
+    const std::int64_t begin = start + (keys.begin - start) / step * step;
+    const std::vector<device::Visibility> seen = visibility(call, s, task, {begin, keys.end}, step, false, w);
+    const auto hidden = [](device::Visibility visibility) { return visibility == device::Visibility::none; };
+    const auto shown = std::ranges::find_if_not(seen, hidden);
+    if (!seen.empty()) {
+      if (shown == seen.end()) continue;
+      keys.begin = std::max(keys.begin, begin + (shown - seen.begin()) * step);
+      const auto behind = std::find_if_not(seen.rbegin(), seen.rend(), hidden).base();
+      keys.end = std::min(keys.end, begin + (behind - seen.begin()) * step);
+    }
     const CacheChunk chunk = tiles_.chunk(call.p, s, task.b, task.heads_k, start, keys, w.chunk);
     ForwardTile tile = show_keys(call, task, start, keys, first ? w.total : w.part, w);
+    if (!seen.empty()) tile.blocks = &*shown;
     tile.k = chunk.k;
     tile.v = chunk.v;
     tile.k_stride = chunk.k_stride;
     tile.v_stride = chunk.v_stride;
     prefill_kernels_.forward[prefill_element_](tile, w.kernel);
-    if (first) continue;
-    for (std::int64_t r = 0; r < num_rows; ++r) add_partial(w.part + r * stride, head_dim_v_, w.total + r * stride);
+    if (!first) add_parts(task, w);
+    first = false;
   }
+}
+
+/// The keys that a task's one query selects and sees.
+void CacheAttention::attend_selected(const Call& call, const Sequence& s, const Task& task, Scratch& w) const {
+  const RowInfo& query = w.rows.front();
+  const SeenKeys seen = seen_keys(call.p.key_indices, {query.key_begin, query.key_end}, task.b,
+                                  s.q_row + task.first_query, task.heads_k.first);
+  ForwardTile tile = show_keys(call, task, 0, task.keys, w.total, w);
+  show_seen_keys(seen, w.shifted.data(), tile);
+  const CacheGatherer gatherer(
+      {call.p, s, task.b, task.heads_k.first, prefill_kernels_.forward_keys, prefill_kernels_.dequantize}, seen, tile);
+  prefill_kernels_.forward[prefill_element_](tile, w.kernel);
 }
 
 /// What the values of a key head, of which the decode kernels read what is stored, are yet to be multiplied by.

@@ -7,6 +7,7 @@
 
 #include "backends/cpu/kernels.hpp"
 #include "backends/cpu/kv_cache/cache_tiles.hpp"
+#include "backends/cpu/score_functions.hpp"
 #include "device/common/params.h"
 #include "operations/kv_cache/params.hpp"
 
@@ -59,6 +60,8 @@ class CacheAttention {
   };
 
   [[nodiscard]] bool decodes(std::int64_t rows) const;
+  void add_selected_tasks(const KvCacheParams& p, std::int64_t b, int workers, std::vector<Task>& tasks) const;
+  void attend_selected(const Call& call, const Sequence& s, const Task& task, Scratch& scratch) const;
   [[nodiscard]] Parts parts_of(const KvCacheParams& p, const Sequence& s, const KeyRange& keys) const;
   [[nodiscard]] Work plan(const KvCacheParams& p) const;
   void add_decode_tasks(const KvCacheParams& p, std::int64_t b, const Parts& parts, std::int64_t together,
@@ -69,6 +72,14 @@ class CacheAttention {
   void run_task(const Call& call, const Task& task, const Parts& parts, float* partials) const;
   void fill_rows(const Call& call, const Sequence& s, const Task& task, Scratch& scratch) const;
   void decode(const Call& call, const Sequence& s, const Task& task, Scratch& scratch) const;
+  void decode_range(const Call& call, const Sequence& s, const Task& task, const KeyRange& keys, float* results,
+                    Scratch& scratch) const;
+  [[nodiscard]] std::vector<device::Visibility> visibility(const Call& call, const Sequence& s, const Task& task,
+                                                           const KeyRange& keys, std::int64_t step, bool whole,
+                                                           const Scratch& scratch) const;
+  [[nodiscard]] std::vector<KeyRange> shown_keys(const Call& call, const Sequence& s, const Task& task,
+                                                 const Scratch& scratch) const;
+  void add_parts(const Task& task, Scratch& scratch) const;
   void prefill(const Call& call, const Sequence& s, const Task& task, Scratch& scratch) const;
   [[nodiscard]] ForwardTile show_keys(const Call& call, const Task& task, std::int64_t start, const KeyRange& keys,
                                       float* results, Scratch& scratch) const;
@@ -82,8 +93,10 @@ class CacheAttention {
   // Of q and out; what kernels read q in where they read keys in the cache; and where they read chunks of them.
   ElementIndex own_, decode_element_, prefill_element_;
   DecodeFn decode_;
+  bool selects_;  // each query has keys of its own
   std::int64_t head_dim_, head_dim_v_, group_, num_heads_k_, decode_heads_;
   std::size_t decode_scratch_, forward_scratch_;
+  CompiledFunctions functions_;
 };
 
 }  // namespace tilewise::backends::cpu

@@ -4,6 +4,7 @@
 #include "backends/cpu/kv_cache/attend.hpp"
 #include "backends/cpu/kv_cache/cache_stream.hpp"
 #include "backends/cpu/rows.hpp"
+#include "backends/cpu/selected_keys.hpp"
 #include "core/ceil_div.hpp"
 #include "operations/kv_cache/sequence.hpp"
 
@@ -18,13 +19,17 @@ constexpr std::int64_t kFewestQueries = 24;  // packing keys for fewer costs mor
 }  // namespace
 
 std::string CacheAttention::schedule() const {
+  if (selects_) return "selected keys gathered " + std::to_string(prefill_kernels_.forward_keys) + " at a time";
   const std::int64_t keys = tiles_.chunk_keys();
   return "keys read in the cache, parts of " + std::to_string(kKeysPerPart) +
          (keys == 0 ? "" : "; for many queries chunks of " + std::to_string(keys) + " keys");
 }
 
-/// Whether packing the keys for so many rows of a key head would cost more than it saves.
-bool CacheAttention::decodes(std::int64_t rows) const { return rows <= 2 * std::int64_t{kernels_.decode_max_rows}; }
+/// Whether packing the keys for so many rows of a key head would cost more than it saves. Selected keys are brought
+/// together anyway.
+bool CacheAttention::decodes(std::int64_t rows) const {
+  return !selects_ && rows <= 2 * std::int64_t{kernels_.decode_max_rows};
+}
 
 CacheAttention::Parts CacheAttention::parts_of(const KvCacheParams& p, const Sequence& s, const KeyRange& keys) const {
   Parts parts;
@@ -86,6 +91,19 @@ void CacheAttention::add_prefill_tasks(const KvCacheParams& p, std::int64_t b, i
   }
 }
 
+void CacheAttention::add_selected_tasks(const KvCacheParams& p, std::int64_t b, int workers,
+                                        std::vector<Task>& tasks) const {
+  const Sequence s = sequence_of(p, b);
+  const std::int64_t most = std::min<std::int64_t>(prefill_kernels_.max_rows, kRowCapacity);
+  const std::int64_t members = members_a_task(group_, most, s.seqlen_q * num_heads_k_ * p.batch_size, workers);
+  for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
+    const KeyRange seen = visible_keys(p, s, i);
+    for (std::int64_t h = 0; h < num_heads_k_; ++h)
+      for (std::int64_t m = 0; m < group_; m += members)
+        tasks.push_back({b, {h, h + 1}, m, std::min(members, group_ - m), i, 1, seen, 0, false, 0});
+  }
+}
+
 CacheAttention::Work CacheAttention::plan(const KvCacheParams& p) const {
   Work work;
   work.parts.resize(static_cast<std::size_t>(p.batch_size));
@@ -99,8 +117,9 @@ CacheAttention::Work CacheAttention::plan(const KvCacheParams& p) const {
     parts.offset = work.floats;
     const std::int64_t rows = s.seqlen_q * p.num_heads_q;
     if (parts.count > 1) work.floats += static_cast<std::size_t>(rows * parts.count * (head_dim_v_ + 2));
-    work.flops += 2.0 * static_cast<double>(rows) * static_cast<double>(keys.end - keys.begin) *
-                  static_cast<double>(head_dim_ + head_dim_v_);
+    const std::int64_t count = selects_ ? p.key_indices.count : keys.end - keys.begin;
+    work.flops +=
+        2.0 * static_cast<double>(rows) * static_cast<double>(count) * static_cast<double>(head_dim_ + head_dim_v_);
     pieces += parts.count;
   }
   const int workers = workers_for(work.flops);
@@ -110,7 +129,9 @@ CacheAttention::Work CacheAttention::plan(const KvCacheParams& p) const {
   for (std::int64_t b = 0; b < p.batch_size; ++b) {
     const Sequence s = sequence_of(p, b);
     if (s.absent || s.seqlen_q <= 0) continue;
-    if (decodes(s.seqlen_q * group_)) {
+    if (selects_) {
+      add_selected_tasks(p, b, workers, work.tasks);
+    } else if (decodes(s.seqlen_q * group_)) {
       add_decode_tasks(p, b, work.parts[static_cast<std::size_t>(b)],
                        std::clamp<std::int64_t>(kRowCapacity / (group_ * s.seqlen_q), 1, together), workers == 1,
                        work.tasks);

@@ -11,7 +11,10 @@
 #include "backends/cpu/cpu_features.hpp"
 #include "backends/cpu/kv_cache/append.hpp"
 #include "backends/cpu/kv_cache/attend.hpp"
+#include "backends/cpu/kv_cache/block_states.hpp"
 #include "backends/cpu/rows.hpp"
+#include "backends/cpu/selected_keys.hpp"
+#include "core/device.hpp"
 #include "operations/kv_cache/kv_cache.hpp"
 
 namespace tilewise::backends {
@@ -20,20 +23,32 @@ namespace {
 
 class KvCacheKernel final : public operations::kv_cache::Kernel {
  public:
-  KvCacheKernel(const KvCacheProblem& problem, const KernelSet& kernels, const KernelSet& prefill_kernels) {
-    if (!operations::kv_cache::appends_alone(problem)) attention_.emplace(problem, kernels, prefill_kernels);
+  KvCacheKernel(const KvCacheProblem& problem, const KernelSet& kernels, const KernelSet& prefill_kernels,
+                CacheLookUpCheck check)
+      : problem_(problem), check_(check) {
+    using namespace operations;
+    if (kv_cache::appends_alone(problem)) return;
+    attention_.emplace(with_block_table(problem, kv_cache::blocked_scores(problem)), kernels, prefill_kernels);
+    if (has_block_mask(problem)) blocks_.emplace(problem);
   }
-  [[nodiscard]] std::size_t workspace_size() const noexcept override { return 0; }
+  [[nodiscard]] std::size_t workspace_size() const noexcept override { return blocks_ ? blocks_->bytes() : 0; }
   [[nodiscard]] std::string schedule() const override {
     return attention_ ? attention_->schedule() : "16 tokens a task";
   }
-  void launch(const operations::kv_cache::KvCacheParams& params, void*, void*) const override {
+  void launch(const operations::kv_cache::KvCacheParams& params, void* workspace, void*) const override {
     if (params.append) append_keys(params);
-    if (attention_) attention_->run(params);
+    if (!problem_.tables.empty() && core::checks_requested()) check_(params, problem_);
+    if (blocks_)
+      blocks_->run(params, workspace, [this](const auto& with_table) { attention_->run(with_table); });
+    else if (attention_)
+      attention_->run(params);
   }
 
  private:
+  KvCacheProblem problem_;
+  CacheLookUpCheck check_;
   std::optional<CacheAttention> attention_;
+  std::optional<CacheBlockStates> blocks_;
 };
 
 struct IsaKernels {
@@ -45,7 +60,7 @@ struct IsaKernels {
 
 class KvCacheImplementation final : public operations::kv_cache::Implementation {
  public:
-  explicit KvCacheImplementation(const IsaKernels& set) : set_(set) {}
+  KvCacheImplementation(const IsaKernels& set, CacheLookUpCheck check) : set_(set), check_(check) {}
 
   [[nodiscard]] std::string_view name() const noexcept override { return set_.name; }
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
@@ -56,7 +71,8 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation 
         scale_token,   paged,           packed,        mla,          slots,
         cache_seqlens, cache_batch_idx, cache_leftpad, rotary,       rotary_interleaved,
         gqa,           head_dim_v,      window_left,   window_right, scale_sign,
-        softcap,       alibi,           sink,          num_splits,   batch_invariant};
+        softcap,       alibi,           sink,          num_splits,   batch_invariant,
+        score_mod,     mask_mod,        key_indices,   block_mask};
     if (set_.kernels->forward[kElementF32]) set.insert(f32);
     if (set_.fp8_kernels) set.insert(fp8);
     if (set_.kernels->forward[kElementBf16]) set.insert(bf16);
@@ -75,8 +91,9 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation 
     const double appended = f(operations::kv_cache::rows_of_new_keys(p)) * f(p.num_heads_k);
     double us = kCallUs + appended * f(p.head_dim + p.head_dim_v) * kElementUs;
     if (!operations::kv_cache::appends_alone(p))
-      us += estimate_us(attention_alike(p), set_.isa, *set_.kernels, traits, cpu.threads);
-    return core::Verdict::accept(us, std::make_unique<KvCacheKernel>(p, decode_kernels(p), prefill_kernels(p)));
+      us += (p.top_k > 0 ? kSelectedCost : 1.0) *
+            estimate_us(attention_alike(p), set_.isa, *set_.kernels, traits, cpu.threads);
+    return core::Verdict::accept(us, std::make_unique<KvCacheKernel>(p, decode_kernels(p), prefill_kernels(p), check_));
   }
 
  private:
@@ -97,6 +114,7 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation 
                                                           std::max<std::int64_t>(p.batch_size, 1)
                                                     : p.seqlen_q;
     a.seqlen_k = operations::kv_cache::capacity_of(p);
+    if (p.top_k > 0) a.seqlen_k = std::min(a.seqlen_k, p.top_k);
     a.num_heads_q = p.num_heads_q;
     a.num_heads_k = p.num_heads_k;
     a.head_dim = p.head_dim;
@@ -110,32 +128,34 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation 
   }
 
   IsaKernels set_;
+  CacheLookUpCheck check_;
 };
 
 }  // namespace
 }  // namespace cpu
 
-std::span<const core::Implementation* const> cpu_kv_cache_implementations() {
+std::span<const core::Implementation* const> cpu_kv_cache_implementations(CacheLookUpCheck check) {
   using cpu::KvCacheImplementation, cpu::Isa;
 #if defined(__x86_64__)
   const cpu::KernelSet *vbmi = cpu::has_vbmi() ? &cpu::kAvx512VbmiKernels : &cpu::kAvx512Bf16Kernels,
                        *avx512s = &cpu::kAvx512Kernels, *avx2s = &cpu::kAvx2Kernels, *any = &cpu::kGenericKernels;
-  static const KvCacheImplementation amx_bf16({Isa::amx_bf16, "cpu.amx_bf16", &cpu::kAmxBf16Kernels, nullptr, nullptr});
+  static const KvCacheImplementation amx_bf16({Isa::amx_bf16, "cpu.amx_bf16", &cpu::kAmxBf16Kernels, nullptr, nullptr},
+                                              check);
   static const KvCacheImplementation avx512_bf16(
-      {Isa::avx512_bf16, "cpu.avx512_bf16", &cpu::kAvx512Bf16Kernels, vbmi, avx512s});
-  static const KvCacheImplementation avx512({Isa::avx512, "cpu.avx512", avx512s, avx512s, avx512s});
-  static const KvCacheImplementation avx2({Isa::avx2, "cpu.avx2", avx2s, avx2s, avx2s});
-  static const KvCacheImplementation generic({Isa::generic, "cpu.generic", any, any, any});
+      {Isa::avx512_bf16, "cpu.avx512_bf16", &cpu::kAvx512Bf16Kernels, vbmi, avx512s}, check);
+  static const KvCacheImplementation avx512({Isa::avx512, "cpu.avx512", avx512s, avx512s, avx512s}, check);
+  static const KvCacheImplementation avx2({Isa::avx2, "cpu.avx2", avx2s, avx2s, avx2s}, check);
+  static const KvCacheImplementation generic({Isa::generic, "cpu.generic", any, any, any}, check);
   static const std::array<const core::Implementation*, 5> table = {&amx_bf16, &avx512_bf16, &avx512, &avx2, &generic};
 #elif defined(__aarch64__)
   const cpu::KernelSet *bf16s = &cpu::kNeonBf16Kernels, *neons = &cpu::kNeonKernels, *any = &cpu::kGenericKernels;
-  static const KvCacheImplementation neon_bf16({Isa::neon_bf16, "cpu.neon_bf16", bf16s, bf16s, neons});
-  static const KvCacheImplementation neon({Isa::neon, "cpu.neon", neons, neons, neons});
-  static const KvCacheImplementation generic({Isa::generic, "cpu.generic", any, any, any});
+  static const KvCacheImplementation neon_bf16({Isa::neon_bf16, "cpu.neon_bf16", bf16s, bf16s, neons}, check);
+  static const KvCacheImplementation neon({Isa::neon, "cpu.neon", neons, neons, neons}, check);
+  static const KvCacheImplementation generic({Isa::generic, "cpu.generic", any, any, any}, check);
   static const std::array<const core::Implementation*, 3> table = {&neon_bf16, &neon, &generic};
 #else
   const cpu::KernelSet* any = &cpu::kGenericKernels;
-  static const KvCacheImplementation generic({Isa::generic, "cpu.generic", any, any, any});
+  static const KvCacheImplementation generic({Isa::generic, "cpu.generic", any, any, any}, check);
   static const std::array<const core::Implementation*, 1> table = {&generic};
 #endif
   return table;

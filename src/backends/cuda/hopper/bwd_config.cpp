@@ -9,6 +9,7 @@
 #include "backends/cuda/hopper/candidates.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
 #include "backends/cuda/hopper/schedule.hpp"
+#include "backends/portable/attention/functions.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
@@ -49,11 +50,11 @@ HopperBwdConfig features_config(const Problem& p) {
   c.exact_dims = c.head_dim == p.head_dim && c.head_dim_v == p.head_dim_v;
   portable::set_score_options(c, p);
   c.windowed = p.window_left >= 0;
-  c.plain_scale = 1;  // a negative scale is one too: no maximum is looked for
+  c.plain_scale = p.score_mod.empty();  // a negative scale is one too: no maximum is looked for
   c.shares_keys = c.wider_dim() > kWide;
   c.normal_bound = has_normal_bound(p);
   const bool biased = p.bias != BiasKind::none;
-  c.block_m = c.wider_dim() <= kNarrow && !biased ? 128 : 64;
+  c.block_m = c.wider_dim() <= kNarrow && !biased && c.plain_scale ? 128 : 64;
   c.partial_rows = c.lengths || p.seqlen_q % c.block_m != 0;
   // Of K, V and three stages, as wide as boxes are, shared memory has room to 192.
   const auto boxed = [](std::int32_t dim) { return ceil_div(dim, 64) * 64; };
@@ -132,6 +133,7 @@ bool both_ways_pay(const Problem& p, const HopperBwdConfig& c, const core::Devic
 /// reads some queries may see no key: the preprocess clears their dq, and knows them by a log-sum-exp of -infinity,
 /// which a sink would make finite.
 bool may_round_last(const Problem& p, const HopperBwdConfig& c) {
+  if (portable::has_functions(p)) return false;
   const bool known = c.lengths ? p.sink == SinkKind::none : each_query_sees_a_key(p, c);
   return p.dq && c.persistent && c.carried() && known;
 }
@@ -242,6 +244,7 @@ bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c, const core:
 
 /// Whether the order is quicker though nobody asks for it.
 bool order_pays(const Problem& p, const HopperBwdConfig& unordered, const core::DeviceDescription& device) {
+  if (portable::has_functions(p)) return false;  // tiles that mask_mod hides would be visited
   const HopperBwdConfig c = with_ways_and_rounding(p, persistent(p, with_order(unordered, true)), device);
   if (!c.persistent || !(c.shares_keys || c.own_dq || persistence_pays(p, c))) return false;
   const bool complete = c.lengths ? c.last_rounds != 0 : each_query_sees_a_key(p, c);
@@ -254,7 +257,7 @@ bool order_pays(const Problem& p, const HopperBwdConfig& unordered, const core::
 /// columns leave them registers for masks, and for nothing else that is done to scores.
 bool may_own_dq(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int32_t kWide = 192, kNarrower = 128;
-  const bool plain = !c.softcap && !c.alibi && !c.dropout && !is_biased(c);
+  const bool plain = !c.softcap && !c.alibi && !c.dropout && !is_biased(c) && !portable::has_functions(p);
   return c.head_dim == kWide && c.head_dim_v <= kNarrower && plain && may_be_persistent(p, c);
 }
 

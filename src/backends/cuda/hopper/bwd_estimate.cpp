@@ -23,7 +23,7 @@ constexpr double kWgmma = 2.0;                    // times mma.sync's rate, whic
 constexpr double kScore = 170.0;                  // a score's exponential and its neighbours, in flops
 constexpr double kDropout = 500.0;                // 0.74 of the plain rate at head_dim 128, 0.63 at 64
 // The forward pass's, which has the same instructions for a score: not measured in this one.
-constexpr double kSoftcap = 190.0, kBias = 230.0, kOwnBias = 1000.0;
+constexpr double kSoftcap = 190.0, kBias = 230.0, kOwnBias = 1000.0, kFunction = 400.0;
 constexpr double kOfMemoryRate = 0.7;
 constexpr double kHalf = 2.0, kFloat = 4.0;
 
@@ -34,7 +34,8 @@ double gradients_us(const Problem& p, const device::HopperBwdConfig& c, std::int
   const operations::attention::Extent extent = operations::attention::typical_extent(p);
   const double group = f(portable::group_of(p) / head_shares(p, c, device));
   const double bias = c.bias_type == device::kBiasNone ? 0.0 : c.bias_boxes ? kBias : kOwnBias;
-  const double score = kScore + c.softcap * kSoftcap + c.dropout * kDropout + bias;
+  const double function = p.score_mod.empty() ? 0.0 : kFunction;
+  const double score = kScore + c.softcap * kSoftcap + c.dropout * kDropout + bias + function;
   const double flops = f(c.block_m) * c.block_n() * (6.0 * c.head_dim + 4.0 * c.head_dim_v + score);
   const double of_peak = c.shares_keys ? kOfPeakSharing : c.own_dq ? kOfPeakOwnDq : kOfPeak;
   const double step_us = flops / (of_peak * kWgmma * 2.0 * device.matrix_rate * device.gigahertz * 1e3);

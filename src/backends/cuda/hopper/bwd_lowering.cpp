@@ -10,9 +10,12 @@
 #include "backends/cuda/hopper/kernels.hpp"
 #include "backends/cuda/hopper/schedule.hpp"
 #include "backends/cuda/hopper/tensor_maps.hpp"
+#include "backends/cuda/hopper/tile_lists.hpp"
 #include "backends/portable/attention/bind.hpp"
+#include "backends/portable/attention/block_states.hpp"
 #include "backends/portable/attention/clear_rest.hpp"
-#include "backends/portable/attention/kernels.hpp"
+#include "backends/portable/attention/functions.hpp"
+#include "backends/portable/attention/launch_with_functions.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "backends/portable/traits.hpp"
 #include "core/ceil_div.hpp"
@@ -54,6 +57,13 @@ void bind_bwd(const void* call, void* block) {
 void bind_bwd_that_rounds(const void* call, void* block) {
   bind_bwd(call, block);
   static_cast<device::HopperBwdParams*>(block)->dq = call_of(call).dq;
+}
+
+/// Where functions change or hide scores, none rounds dq.
+void bind_bwd_with_tables(const void* call, void* block) {
+  auto& params = *static_cast<device::WithTables<device::HopperBwdParams>*>(block);
+  bind_bwd(call, static_cast<device::HopperBwdParams*>(&params));
+  portable::bind_tables(call_of(call), params.tables);
 }
 
 void bind_convert_dq(const void* call, void* block) {
@@ -149,6 +159,8 @@ class BackwardLowerer {
         builder_(traits_.overlaps_steps) {}
 
   gpu::Outcome lower() {
+    const double states_us = portable::add_block_states(p_, traits_, builder_);
+    add_mask_tiles();
     add_preprocess();
     add_gradients();
     if (config_.split) add_sums_of_parts();
@@ -158,7 +170,8 @@ class BackwardLowerer {
     const double clear_us = portable::add_clear_rest(p_, traits_, builder_);
     builder_.append_schedule(describe(BwdSchedule{config_, splits_}));
     gpu::Outcome outcome{builder_.finish(), {}};
-    outcome.lowering.estimated_us = backward_us(p_, config_, splits_, device_) + clear_us;
+    outcome.lowering.estimated_us =
+        backward_us(p_, config_, splits_, device_) + states_us + tiles_.estimated_us + clear_us;
     return outcome;
   }
 
@@ -188,6 +201,16 @@ class BackwardLowerer {
     if (launch != nullptr) launch->tensor_maps = preprocess_maps(p_, c);
   }
 
+  /// What mask_mod leaves of the keys of each warpgroup.
+  void add_mask_tiles() {
+    device::MaskTilesConfig c;
+    c.own = device::HopperBwdConfig::kRows;
+    c.parts = device::HopperBwdConfig::kConsumers;
+    c.streamed = config_.block_m;
+    c.keys_own = 1;
+    tiles_ = add_tile_lists(p_, traits_, c, builder_);
+  }
+
   void add_gradients() {
     device::HopperBwdParams params{};
     params.shape = shape_;
@@ -207,8 +230,13 @@ class BackwardLowerer {
       params.dk_accum_a_block = dk_accum_a_block(), params.dv_accum_a_block = dv_accum_a_block();
     std::int64_t blocks = key_blocks(p_, config_, device_) * splits_;
     if (config_.persistent) blocks = std::min<std::int64_t>(blocks, device_.multiprocessors);
-    gpu::Launch* launch = builder_.launch<Bwd>(gpu::Family::sm90, config_, {static_cast<std::uint32_t>(blocks)}, params,
-                                               rounds_dq() ? bind_bwd_that_rounds : bind_bwd);
+    const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
+    gpu::Launch* const launch =
+        portable::has_functions(p_)
+            ? portable::launch_with_functions<Bwd>(p_, gpu::Family::sm90, config_, grid, params, tiles_.classes,
+                                                   bind_bwd_with_tables, builder_)
+            : builder_.launch<Bwd>(gpu::Family::sm90, config_, grid, params,
+                                   rounds_dq() ? bind_bwd_that_rounds : bind_bwd);
     if (launch != nullptr) launch->tensor_maps = tensor_maps(p_, config_);
   }
 
@@ -260,8 +288,18 @@ class BackwardLowerer {
       portable::bind(call_of(call), *static_cast<device::BwdDbiasParams*>(block));
     };
     const device::BwdDbiasConfig config = portable::bwd_dbias_config(p_, traits_);
-    builder_.launch<portable::BwdDbias>(gpu::Family::sm80, config,
-                                        {static_cast<std::uint32_t>(portable::dbias_blocks(p_, config))}, params, bind);
+    const gpu::Extent3 grid{static_cast<std::uint32_t>(portable::dbias_blocks(p_, config))};
+    if (portable::has_functions(p_)) {
+      const auto bind_with_tables = [](const void* call, void* block) {
+        auto& with = *static_cast<device::WithTables<device::BwdDbiasParams>*>(block);
+        portable::bind(call_of(call), static_cast<device::BwdDbiasParams&>(with));
+        portable::bind_tables(call_of(call), with.tables);
+      };
+      portable::launch_with_functions<portable::BwdDbias>(p_, gpu::Family::sm80, config, grid, params, {},
+                                                          bind_with_tables, builder_);
+    } else {
+      builder_.launch<portable::BwdDbias>(gpu::Family::sm80, config, grid, params, bind);
+    }
   }
 
   void add_dsink() {
@@ -304,6 +342,7 @@ class BackwardLowerer {
   device::AttentionShape shape_;
   std::int64_t query_tiles_, rows_a_head_;
   std::int64_t splits_;  // parts that the queries of a tile of keys come in
+  portable::MaskTilesStep tiles_;
   gpu::LoweringBuilder builder_;
 };
 
@@ -311,6 +350,13 @@ std::string feature_refusal(const Problem& p) {
   const auto missing = operations::attention::required_features(p).minus(backward_features());
   if (missing.empty()) return {};
   return concat("does not support ", operations::attention::to_string(missing), " in the backward pass");
+}
+
+std::string functions_refusal(const Problem& p, const device::HopperBwdConfig& config) {
+  constexpr std::int64_t kMost = 128;
+  if (!portable::has_functions(p) || !config.shares_keys) return {};
+  return concat(p.score_mod.empty() ? "mask_mod" : "score_mod", ": head_dim and head_dim_v must be <= ", kMost,
+                " in the backward pass (got ", p.head_dim, " and ", p.head_dim_v, ")");
 }
 
 std::string size_refusal(const Problem& p, const device::HopperBwdConfig& config,
@@ -330,19 +376,20 @@ std::string size_refusal(const Problem& p, const device::HopperBwdConfig& config
 
 operations::attention::FeatureSet backward_features() {
   using enum operations::attention::Feature;
-  return {bf16,      f16,         backward,     gqa,           head_dim_v,
-          packed,    window_left, window_right, top_left,      scale_sign,
-          softcap,   bias,        bias_boolean, dbias,         sink,
-          alibi,     dropout,     seed_tensor,  seqused_q,     seqused_k,
-          leftpad_k, dlse,        dsink,        deterministic, batch_invariant,
-          clear_rest};
+  return {bf16,       f16,         backward,     gqa,           head_dim_v,
+          packed,     window_left, window_right, top_left,      scale_sign,
+          softcap,    bias,        bias_boolean, dbias,         sink,
+          alibi,      dropout,     seed_tensor,  seqused_q,     seqused_k,
+          leftpad_k,  dlse,        dsink,        deterministic, batch_invariant,
+          clear_rest, score_mod,   mask_mod,     block_mask};
 }
 
 gpu::Outcome lower_backward(const Problem& p, const core::DeviceDescription& device) {
   if (std::string reason = feature_refusal(p); !reason.empty()) return {{}, std::move(reason)};
   const std::string* tuned = tuned_name(p, device);
   const BwdSchedule schedule = tuned != nullptr ? tuned_bwd_schedule(p, device, *tuned) : bwd_schedule(p, device);
-  std::string reason = size_refusal(p, schedule.config, device);
+  std::string reason = functions_refusal(p, schedule.config);
+  if (reason.empty()) reason = size_refusal(p, schedule.config, device);
   return reason.empty() ? BackwardLowerer(p, schedule, device).lower() : gpu::Outcome{{}, std::move(reason)};
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backends/cuda/hopper/bwd_estimate.hpp"
+#include "backends/portable/attention/functions.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "backends/portable/attention/splits.hpp"
 #include "core/ceil_div.hpp"
@@ -102,7 +103,7 @@ device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, 
   } else if (c.windowed) {
     // At the end the shorter half of those whose queries end with the sequence, before the window does.
     order.short_tiles = static_cast<std::int32_t>(std::min(tiles, ceil_div(p.window_left, c.block_n())) / 2);
-  } else if (c.ranged) {
+  } else if (c.ranged || !p.mask_mod.empty()) {  // whose tiles are taken for those of a causal mask
     order.heads_at_once = static_cast<std::int32_t>(heads_of_set(heads, tiles, multiprocessors));
     if (!waits_for_memory(c, heads, tiles, multiprocessors)) order.short_tiles = order.num_tiles / kShortTiles;
   }
@@ -131,7 +132,7 @@ std::int64_t late_blocks(bool clears, const core::DeviceDescription& device) {
 }
 
 bool each_query_sees_a_key(const Problem& p, const device::HopperBwdConfig& c) {
-  if (c.lengths || p.seqlen_k == 0) return false;
+  if (c.lengths || p.seqlen_k == 0 || portable::has_functions(p)) return false;
   const std::int64_t left = p.window_left, right = operations::attention::folded_window_right(p);
   const std::int64_t diagonal = p.alignment == Alignment::bottom_right ? p.seqlen_k - p.seqlen_q : 0;
   const bool first_does = right < 0 || diagonal + right >= 0;

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "backends/cuda/hopper/tensor_maps.hpp"
+#include "backends/portable/attention/launch_with_functions.hpp"
 #include "core/message.hpp"
 #include "operations/attention/call.hpp"
 #include "operations/attention/rules.hpp"
@@ -114,7 +115,8 @@ std::string refusal_of(const Problem& p) {
 }
 
 std::string add_forward(const Problem& p, const ForwardSchedule& schedule, const core::DeviceDescription& device,
-                        gpu::Bind bind, const MapBinds& maps, gpu::LoweringBuilder& builder) {
+                        gpu::Bind bind, const MapBinds& maps, gpu::LoweringBuilder& builder,
+                        const device::TileClasses<const std::uint8_t>& classes) {
   const device::HopperForwardConfig& config = schedule.config;
   const std::uint32_t shared_bytes = Forward::shared_bytes(config, gpu::Family::sm90);
   if (shared_bytes > device.shared_bytes) {
@@ -130,7 +132,11 @@ std::string add_forward(const Problem& p, const ForwardSchedule& schedule, const
   const std::int32_t cluster = config.blocks_of_cluster();
   const std::int64_t blocks = cluster * std::min<std::int64_t>(tiles, std::max(device.multiprocessors / cluster, 1));
   const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
-  if (gpu::Launch* launch = builder.launch<Forward>(gpu::Family::sm90, config, grid, params, bind)) {
+  gpu::Launch* const launch =
+      portable::has_functions(p)
+          ? portable::launch_with_functions<Forward>(p, gpu::Family::sm90, config, grid, params, classes, bind, builder)
+          : builder.launch<Forward>(gpu::Family::sm90, config, grid, params, bind);
+  if (launch != nullptr) {
     launch->tensor_maps = tensor_maps(p, config, params.order, maps);
     launch->cluster.x = static_cast<std::uint32_t>(cluster);
   }

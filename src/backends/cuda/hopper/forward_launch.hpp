@@ -61,9 +61,11 @@ template <typename Source>
 /// What TMA and the kernel can't do; empty where they can.
 [[nodiscard]] std::string refusal_of(const Problem& attention);
 
-/// Adds the kernel; returns why it can't be, or nothing.
+/// Adds the kernel; returns why it can't be, or nothing. Of a problem with functions of scores `bind` sets a block that
+/// has tables, and `classes` are what mask_tiles finds.
 [[nodiscard]] std::string add_forward(const Problem& attention, const ForwardSchedule& schedule,
                                       const core::DeviceDescription& device, gpu::Bind bind, const MapBinds& maps,
-                                      gpu::LoweringBuilder& builder);
+                                      gpu::LoweringBuilder& builder,
+                                      const device::TileClasses<const std::uint8_t>& classes = {});
 
 }  // namespace tilewise::backends::hopper

@@ -147,15 +147,14 @@ const Tile& middle_tile_for(const Problem& p, const HopperForwardConfig& c, std:
   return covers_less(p, c, kMiddlePair, *tile) ? kMiddlePair : *tile;
 }
 
-}  // namespace
-
-const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
+/// Of a config as it looks at masks and lengths.
+const Tile& chosen_tile(const Problem& p, const HopperForwardConfig& c) {
   if (c.fp8()) return fp8_tile_for(c);
   if (const Tile* shared = shared_tile_for(p, c)) return *shared;
   const std::int32_t dim = c.wider_dim();
   const std::int64_t length = chosen_length(p);
   const bool loads_bias = c.bias_type != device::kBiasNone && !c.bias_boxes;
-  const bool crowded = c.dropout || loads_bias || options_of(c) > 1;
+  const bool crowded = c.dropout || loads_bias || options_of(c) + !p.score_mod.empty() > 1;
   const bool plain = c.plain_scale && !c.dropout, plain_but_dropped = c.plain_scale && c.dropout;
   if (dim > 192 && plain_but_dropped) return kDropoutWidest;
   if (dim > 192) return crowded || c.bias_type == device::kBiasF32 ? kCrowdedWidest : kWidest;
@@ -172,6 +171,15 @@ const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
   if ((c.alibi || c.bounded) && dim > 64 && !c.ranged && !c.lengths) return kMiddleLong;
   if (dim <= 64) return plain ? narrow_tile_for(p, c, length) : kNarrowModified;
   return !plain || c.windowed ? kMiddle : middle_tile_for(p, c, length);
+}
+
+}  // namespace
+
+/// What mask_mod hides lies anywhere, as the ends of sequences do.
+const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
+  HopperForwardConfig masked = c;
+  if (!p.mask_mod.empty()) masked.ranged = masked.lengths = 1;
+  return chosen_tile(p, masked);
 }
 
 Tile pair_for(const Tile& tile, const HopperForwardConfig& c) {

@@ -42,6 +42,15 @@ struct Bwd : HopperKernel<device::HopperBwdConfig, device::HopperBwdParams> {
   static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
 };
 
+/// What kernels that skip tiles walk by, of what mask_tiles has found.
+struct TileLists : HopperKernel<device::HopperTileListsConfig, device::HopperTileListsParams> {
+  static constexpr std::string_view kName = "hopper_tile_lists", kHeader = "device/hopper/tile_lists.h",
+                                    kKernel = "HopperTileLists", kConfig = "HopperTileListsConfig",
+                                    kParams = "HopperTileListsParams";
+  static constexpr bool kWaits = true;
+  static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
+};
+
 struct BwdConvertDq : HopperKernel<device::HopperBwdConvertDqConfig, device::HopperBwdConvertDqParams> {
   static constexpr std::string_view kName = "hopper_bwd_convert_dq", kHeader = "device/hopper/bwd_convert_dq.h",
                                     kKernel = "HopperBwdConvertDq", kConfig = "HopperBwdConvertDqConfig",

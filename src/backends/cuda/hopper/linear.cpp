@@ -2,6 +2,7 @@
 #include "backends/cuda/hopper/linear.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -63,6 +64,8 @@ std::string refusal_of(const LinearProblem& p) {
 struct Tiling {
   device::GemmConfig config;
   std::int64_t rows, cols;  ///< of clusters' tiles; grouped: at most
+  bool swapped = false;     ///< w's rows are M of the product, and x's are N
+  double used_rows = 0.0;   ///< of x in a tile, on average
 
   [[nodiscard]] std::int64_t count() const { return rows * cols; }
 };
@@ -91,6 +94,9 @@ class Lowerer {
       params.w_scale_stride = scale_stride();
       params.w_scale_expert_stride = ceil_div(p_.n, std::int64_t{kScaleBlock}) * scale_stride();
       add_product<ScaledGemm>(tiling, params.gemm, params);
+    } else if (tiling.swapped) {
+      device::GroupedGemmParams params{};
+      add_product<GroupedGemm>(tiling, params.gemm, params);
     } else {
       device::GemmParams params{};
       add_product<Gemm>(tiling, params, params);
@@ -143,9 +149,13 @@ class Lowerer {
         std::min<std::int64_t>(tiling.count(), std::max(device_.multiprocessors / c.cluster, 1));
     gpu::Launch& launch = add<Kernel>(c, clusters * c.cluster, params);
     launch.cluster.x = static_cast<std::uint32_t>(c.cluster);
-    add_linear_maps(c, p_.dtype, p_.out_dtype, scaled_, launch);
+    if (tiling.swapped) {
+      add_grouped_maps(c, p_.dtype, p_.out_dtype, launch);
+    } else {
+      add_linear_maps(c, p_.dtype, p_.out_dtype, scaled_, launch);
+    }
     builder_.append_schedule(
-        concat("tiles of ", c.block_m, " rows by ", c.block_n, " of w",
+        concat("tiles of ", tiling.swapped ? "up to " : "", c.block_m, " rows by ", c.block_n, " of w",
                c.cluster > 1 ? c.shares_x != 0 ? ", two side by side" : ", two below another" : ""));
   }
 
@@ -164,12 +174,17 @@ class Lowerer {
   /// The tiles that are done soonest: large ones share most, small ones keep more multiprocessors busy.
   [[nodiscard]] Tiling best_tiling() {
     Tiling best{};
+    const auto consider = [&](const Tiling& tiling) {
+      const double us = microseconds_of(tiling);
+      if (best.rows == 0 || us < estimated_us_) best = tiling, estimated_us_ = us;
+    };
+    if (is_grouped(p_) && !scaled_ && !p_.w_transposed && p_.num_experts <= device::kMostGroupedExperts) {
+      consider(swapped_tiling());
+    }
     for (device::GemmConfig c : {large_tiles(), config(128, 128, 6, 1, 1, false), config(128, 64, 8, 1, 1, false)}) {
       // Two sums in turn where a warpgroup has the registers.
       if (scaled_ && c.row_blocks() == 1) c.parts = 2;
-      const Tiling tiling = tiling_of(c);
-      const double us = microseconds_of(tiling);
-      if (best.rows == 0 || us < estimated_us_) best = tiling, estimated_us_ = us;
+      consider(tiling_of(c));
     }
     return best;
   }
@@ -183,7 +198,27 @@ class Lowerer {
     // No more groups than rows have any; each has one tile that is not whole.
     const std::int64_t rows =
         is_grouped(p_) ? p_.tokens / high + std::min(p_.num_experts, p_.tokens) : ceil_div(p_.tokens, high);
-    return {c, rows, ceil_div(p_.n, std::int64_t{c.cluster_n()})};
+    return {c, rows, ceil_div(p_.n, std::int64_t{c.cluster_n()}), false, static_cast<double>(c.block_m)};
+  }
+  /// Tiles with as many rows as an expert has. Lower ones leave room for more stages, which few rows need: weights come
+  /// from memory then.
+  [[nodiscard]] Tiling swapped_tiling() const {
+    struct Shape {
+      double rows;  // of an expert, at most on average
+      std::int32_t block_m, stages;
+    };
+    constexpr Shape kShapes[] = {{40.0, 64, 8}, {96.0, 128, 6}, {160.0, 192, 5}};
+    constexpr double kHalfStep = 8.0;  // columns of a product that no row has, on average
+    const double used = static_cast<double>(std::max<std::int64_t>(std::min(p_.num_experts, p_.tokens), 1));
+    const double of_expert = static_cast<double>(p_.tokens) / used;
+    const Shape* const found =
+        std::ranges::find_if(kShapes, [of_expert](const Shape& shape) { return of_expert <= shape.rows; });
+    const Shape shape = found == std::end(kShapes) ? Shape{of_expert, 256, 4} : *found;
+    Tiling tiling = tiling_of(config(shape.block_m, 128, shape.stages, 0, 2, true));
+    const double groups = std::ceil(of_expert / shape.block_m);
+    tiling.swapped = true, tiling.used_rows = std::min(of_expert / groups + kHalfStep, 1.0 * shape.block_m);
+    tiling.rows = std::min(tiling.rows, static_cast<std::int64_t>(groups * used));
+    return tiling;
   }
 
   /// Turns of all multiprocessors, in each of which a block multiplies at some part of the matrix unit's peak or waits
@@ -195,8 +230,8 @@ class Lowerer {
     const double byte_rate = scaled_ ? 2.0 : 1.0;
     const double steps = static_cast<double>(ceil_div(p_.k, std::int64_t{c.block_k()}));
     const double flops_a_us = kOfPeak * kWgmma * byte_rate * 2.0 * device_.matrix_rate * device_.gigahertz * 1e3;
-    const double multiply_us = 2.0 * c.block_m * c.block_n * c.block_k() / flops_a_us;
-    const double load_us = (c.block_m + c.block_n) * 128.0 / (kLoadGigabytes * 1e3);
+    const double multiply_us = 2.0 * tiling.used_rows * c.block_n * c.block_k() / flops_a_us;
+    const double load_us = (tiling.used_rows + c.block_n) * 128.0 / (kLoadGigabytes * 1e3);
     const double turns =
         static_cast<double>(ceil_div(tiling.count(), std::int64_t{std::max(device_.multiprocessors / c.cluster, 1)}));
     const double tiles_us = turns * (kTileUs + steps * std::max(multiply_us, load_us));

@@ -23,15 +23,20 @@ inline constexpr std::string_view kRowOffsets = "row_offsets", kXScales = "x_sca
 
 void for_each_pointer(const device::GemmPrepareParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::GemmParams& p, const gpu::RegionVisitor& visit);
+void for_each_pointer(const device::GroupedGemmParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::ScaledGemmParams& p, const gpu::RegionVisitor& visit);
 
 /// The tensors of a call in a block.
 void bind(const operations::linear::LinearParams& call, device::GemmPrepareParams& params);
 void bind(const operations::linear::LinearParams& call, device::GemmParams& params);
+void bind(const operations::linear::LinearParams& call, device::GroupedGemmParams& params);
 void bind(const operations::linear::LinearParams& call, device::ScaledGemmParams& params);
 
 /// The maps of x, w and out, and of x's scales where the product is a scaled one.
 void add_linear_maps(const device::GemmConfig& config, DType dtype, DType out_dtype, bool scaled, gpu::Launch& launch);
+
+/// Those of a product whose sides are swapped: x comes in boxes of several heights.
+void add_grouped_maps(const device::GemmConfig& config, DType dtype, DType out_dtype, gpu::Launch& launch);
 
 template <typename Config_, typename Params_>
 struct LinearKernel : gpu::KernelTraits<Config_, Params_> {
@@ -54,6 +59,12 @@ struct GemmPrepare : LinearKernel<device::GemmPrepareConfig, device::GemmPrepare
 struct Gemm : LinearKernel<device::GemmConfig, device::GemmParams> {
   static constexpr std::string_view kName = "gemm", kHeader = "device/gemm/sm90/product.h", kKernel = "Sm90Gemm",
                                     kConfig = "GemmConfig", kParams = "GemmParams";
+  static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
+};
+
+struct GroupedGemm : LinearKernel<device::GemmConfig, device::GroupedGemmParams> {
+  static constexpr std::string_view kName = "grouped_gemm", kHeader = "device/gemm/sm90/grouped_product.h",
+                                    kKernel = "Sm90GroupedGemm", kConfig = "GemmConfig", kParams = "GroupedGemmParams";
   static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
 };
 

@@ -10,7 +10,8 @@
 namespace tilewise::backends::hopper {
 namespace {
 
-using device::GemmParams, device::GemmPrepareParams, device::GemmScales, device::ScaledGemmParams;
+using device::GemmParams, device::GemmPrepareParams, device::GemmScales, device::GroupedGemmParams,
+    device::ScaledGemmParams;
 using gpu::Access, gpu::Region, gpu::RegionVisitor, gpu::visit_pointer;
 using operations::BlockScales, operations::linear::LinearParams;
 
@@ -128,6 +129,8 @@ void for_each_pointer(const GemmPrepareParams& p, const RegionVisitor& visit) {
 
 void for_each_pointer(const GemmParams& p, const RegionVisitor& visit) { visit_product(p, p, visit); }
 
+void for_each_pointer(const GroupedGemmParams& p, const RegionVisitor& visit) { visit_product(p, p.gemm, visit); }
+
 void for_each_pointer(const ScaledGemmParams& p, const RegionVisitor& visit) {
   visit_product(p, p.gemm, visit);
   visit_pointer(p, p.w_scale,
@@ -145,6 +148,7 @@ void bind(const LinearParams& call, GemmParams& params) {
   params.out = call.out.data, params.out_stride = call.out.row_stride;
   params.bias = {call.bias.data, call.bias.expert_stride, call.bias.stride, portable::bias_type_of(call.bias.dtype), 0};
 }
+void bind(const LinearParams& call, GroupedGemmParams& params) { bind(call, params.gemm); }
 void bind(const LinearParams& call, ScaledGemmParams& params) { bind(call, params.gemm); }
 
 void add_linear_maps(const device::GemmConfig& c, DType dtype, DType out_dtype, bool scaled, gpu::Launch& launch) {
@@ -161,7 +165,28 @@ void add_linear_maps(const device::GemmConfig& c, DType dtype, DType out_dtype, 
   launch.tensor_maps.push_back(scales);
 }
 
+void add_grouped_maps(const device::GemmConfig& c, DType dtype, DType out_dtype, gpu::Launch& launch) {
+  add_linear_maps(c, dtype, out_dtype, false, launch);
+  for (std::int32_t box = 0; box < device::kRowBoxes; ++box) {
+    const std::size_t offset = box == 0 ? offsetof(GroupedGemmParams, gemm) + offsetof(GemmParams, x_map)
+                                        : offsetof(GroupedGemmParams, more_x_maps) +
+                                              static_cast<std::size_t>(box - 1) * sizeof(device::TensorMap);
+    const gpu::TensorMapParameter map = map_of(offset, dtype, {c.block_k(), device::kMostBoxRows >> box}, bind_x);
+    if (box == 0) {
+      launch.tensor_maps.front() = map;
+    } else {
+      launch.tensor_maps.push_back(map);
+    }
+  }
+}
+
 std::uint32_t Gemm::shared_bytes(const Config& c, gpu::Family) { return whole_patterns(product_bytes(c) + ring(c)); }
+
+std::uint32_t GroupedGemm::shared_bytes(const Config& c, gpu::Family) {
+  const std::int32_t tiles = c.stages * (c.block_m + c.block_n) * kRowBytes;
+  const std::int32_t stored = c.kConsumers * c.block_m / 2 * kRowBytes;
+  return whole_patterns(tiles + stored + ring(c) + c.kConsumers * 2 * kBarrier);
+}
 
 std::uint32_t ScaledGemm::shared_bytes(const Config& c, gpu::Family) {
   const std::int32_t scales = c.stages * (c.x_scale_room() * static_cast<std::int32_t>(sizeof(float)) + kScaleRun);

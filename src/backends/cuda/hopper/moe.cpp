@@ -6,34 +6,31 @@
 #include <utility>
 
 #include "backends/contiguous_call.hpp"
+#include "backends/cuda/hopper/moe_backward.hpp"
 #include "backends/cuda/hopper/moe_kernels.hpp"
 #include "backends/cuda/hopper/moe_maps.hpp"
-#include "backends/portable/traits.hpp"
+#include "backends/cuda/hopper/moe_steps.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "gpu/lowered_kernel.hpp"
-#include "operations/activation.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
 
 using core::ceil_div, core::concat;
-using operations::moe::MoeParams;
 
 constexpr std::int64_t kUnit = 8, kUnitBits = 128;  // of 16 bytes that rows are moved by: elements, and bits
 constexpr std::int64_t kMostHeldExperts = 1024, kMostSortedExperts = 256;
 constexpr std::int64_t kMostColumns = std::int64_t{1} << 24, kMostPairs = std::int64_t{1} << 28,
                        kMostTiles = std::int64_t{1} << 30;
+constexpr std::int64_t kScaledBlock = 128;                            // elements of a scale of rows in fp8
 constexpr std::int64_t kIdsOfHeld = 32;                               // of a warp's lanes, one each
 constexpr std::int32_t kStageBytes = 128, kSharedBytes = 225 * 1024;  // of a row of quantised weights; without barriers
 /// Tokens of an expert, on average, from which products bound a layer: it streams weights below.
 constexpr std::int64_t kManyRows = 48;
 
-static_assert(static_cast<std::int32_t>(MoeClamp::before) == static_cast<std::int32_t>(device::ActivationClamp::before),
-              "clamps have the device's numbers");
-static_assert(static_cast<std::int32_t>(MoeClamp::after) == static_cast<std::int32_t>(device::ActivationClamp::after));
-
-enum class Way { held, sorted, gathered };
+/// scaled: rows in fp8, by products of their own.
+enum class Way { held, sorted, gathered, scaled };
 
 /// How the kernel for few rows has weights of a format; the features name all of them.
 device::MoeWeights weights_of(const BlockFormat& format) {
@@ -58,12 +55,43 @@ const HeldIds* held_ids_of(const MoeProblem& p) {
 }
 
 Way way_of(const MoeProblem& p) {
+  if (p.x_format.defined()) return Way::scaled;
   if (held_ids_of(p) != nullptr) return Way::held;
   return p.tokens * p.top_k <= kManyRows * p.num_experts ? Way::sorted : Way::gathered;
 }
 
+/// Rows in 1 x 128 and weights in 128 x 128, or rows that are not quantised.
+std::string refusal_of_formats(const MoeProblem& p) {
+  constexpr std::int64_t kBlock = 128, kSharing = 64;  // values whose gates share a scale in a tile
+  const auto has_blocks = [](const BlockFormat& f, std::int64_t rows) {
+    return f.element == DType::fp8_e4m3 && f.scale == DType::f32 && f.block_rows == rows && f.block_columns == kBlock;
+  };
+  if (p.w_format.element == DType::fp8_e4m3 && !has_blocks(p.w_format, kBlock)) {
+    return concat("weights of fp8 must be fp8_128x128 (got ", to_string(p.w_format), ")");
+  }
+  if (!p.x_format.defined() && !p.h_format.defined()) return {};
+  if (!has_blocks(p.x_format, 1) || !has_blocks(p.h_format, 1) || !has_blocks(p.w_format, kBlock)) {
+    return concat("x_format, h_format and w_format must be fp8_1x128, fp8_1x128 and fp8_128x128 (got ",
+                  to_string(p.x_format), ", ", to_string(p.h_format), " and ", to_string(p.w_format), ")");
+  }
+  if (p.gate == MoeGate::none) return "there must be a gate with x_format=fp8_1x128 (got gate=none)";
+  if (p.intermediate % kSharing != 0) {
+    return concat("intermediate must be a multiple of ", kSharing, " with x_format=fp8_1x128 (got ", p.intermediate,
+                  ")");
+  }
+  if (p.out_dtype != DType::bf16) {
+    return concat("out must be bf16 with x_format=fp8_1x128 (got ", to_string(p.out_dtype), ")");
+  }
+  return {};
+}
+
 std::string refusal_of(const MoeProblem& p) {
-  if (p.unaligned) return "every row of x, out, gate_up and down must start on 16 bytes (got one that does not)";
+  if (p.unaligned) {
+    return concat("every row of ",
+                  p.pass == MoePass::moe ? "x, out, gate_up and down" : "x, dout, weights and gradients",
+                  " must start on 16 bytes (got one that does not)");
+  }
+  if (std::string reason = refusal_of_formats(p); !reason.empty()) return reason;
   const bool quantised = p.w_format.defined();
   const std::int64_t unit = quantised ? kUnitBits / static_cast<std::int64_t>(bits_of(p.w_format.element)) : kUnit;
   const auto refuse_columns = [&](std::string_view name, std::int64_t size) -> std::string {
@@ -84,7 +112,7 @@ std::string refusal_of(const MoeProblem& p) {
   }
   if (quantised && way_of(p) == Way::gathered) {
     return concat("tokens * top_k must be <= ", kManyRows, " * num_experts with w_format=", to_string(p.w_format),
-                  " (got ", p.tokens * p.top_k, ")");
+                  " and without x_format (got ", p.tokens * p.top_k, ")");
   }
   const std::int64_t most = way_of(p) == Way::held ? kMostHeldExperts : kMostSortedExperts;
   if (p.num_experts > most) {
@@ -99,19 +127,11 @@ std::string refusal_of(const MoeProblem& p) {
   return {};
 }
 
-std::int32_t element_type(DType dtype) { return dtype == DType::f16 ? device::kF16 : device::kBf16; }
-/// Counts that a lane holds so that 32 of them have all experts; a warp of the sort has as many experts.
-std::int32_t experts_of_lane(const MoeProblem& p) { return p.num_experts <= 128 ? 4 : 8; }
-
 template <typename Config>
 Config config_of(const MoeProblem& p) {
   Config config;
   config.type = element_type(p.dtype);
-  config.activation = static_cast<std::int32_t>(operations::kind_of(p.activation));
-  config.clamp = static_cast<std::int32_t>(p.clamp);
-  config.gated = p.gate != MoeGate::none;
-  config.weight_on_input = p.weight_on_input;
-  config.biases = p.gate_up_bias != MoeVector::none || p.down_bias != MoeVector::none;
+  set_activation(p, config);
   config.held_experts = experts_of_lane(p);
   return config;
 }
@@ -171,19 +191,9 @@ device::MoeDecodeConfig quantised_config(const MoeProblem& p, std::int64_t multi
   return config;
 }
 
-class Lowerer {
+class Lowerer : MoeLowerer {
  public:
-  Lowerer(const MoeProblem& problem, const core::DeviceDescription& device)
-      : p_(problem),
-        device_(device),
-        builder_(portable::traits_of(device, gpu::Family::sm80).overlaps_steps),
-        shape_{static_cast<std::int32_t>(problem.tokens),
-               static_cast<std::int32_t>(problem.top_k),
-               static_cast<std::int32_t>(problem.hidden),
-               static_cast<std::int32_t>(problem.intermediate),
-               static_cast<std::int32_t>(problem.num_experts),
-               0,
-               problem.first_expert} {}
+  using MoeLowerer::MoeLowerer;
 
   gpu::Lowering lower() && {
     if (p_.tokens > 0 && p_.hidden > 0) add_steps();
@@ -195,45 +205,61 @@ class Lowerer {
  private:
   void add_steps() {
     const Way way = way_of(p_);
-    if (way != Way::held) add_sort();
+    if (way != Way::held) add_moe_sort(builder_, p_);
     if (way == Way::gathered) {
-      add_gather();
+      add_moe_gather<MoeGather>(builder_, shape_, device_.multiprocessors);
+      builder_.append_schedule("rows gathered");
       add_layer();
+    } else if (way == Way::scaled) {
+      device::MoeShape halves = shape_;  // rows of bytes as such of twice as large elements
+      halves.hidden /= 2;
+      add_moe_gather<MoeGather>(builder_, halves, device_.multiprocessors);
+      builder_.append_schedule("rows gathered");
+      add_scaled_products();
+      add_combine();
     } else {
       add_decode();
     }
   }
 
-  template <typename Kernel>
-  gpu::Launch& add(const typename Kernel::Config& config, std::int64_t blocks, const typename Kernel::Params& params) {
-    const auto bind_params = [](const void* call, void* block) {
-      bind(*static_cast<const MoeParams*>(call), *static_cast<typename Kernel::Params*>(block));
-    };
-    const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
-    return *builder_.launch<Kernel>(gpu::Family::sm90, config, grid, params, bind_params);
+  /// Both, one after the other, in the fp8 of rows and weights.
+  void add_scaled_products() {
+    const auto columns_of = [](std::int64_t size) { return static_cast<std::int32_t>(ceil_div(size, kScaledBlock)); };
+    auto config = config_of<device::MoeScaledConfig>(p_);
+    device::MoeScaledParams params{};
+    begin(params);
+    const device::RowScales values{nullptr, columns_of(p_.intermediate), 1, shape_.pairs(),
+                                   columns_of(p_.intermediate)};
+    params.row_scales.rows = shape_.tokens, params.row_scales.columns = columns_of(p_.hidden);
+    params.value_scales = values;
+    params.weight_scales.columns = columns_of(p_.hidden);
+    params.out.row_stride = p_.intermediate / 2;
+    add_scaled_product(config, params);
+    // The second one activates nothing.
+    config.activation = device::MoeActivationConfig{}.activation, config.clamp = device::MoeActivationConfig{}.clamp;
+    config.down = 1;
+    params.row_scales = values, params.value_scales = {};
+    params.weight_scales.columns = columns_of(p_.intermediate);
+    params.out.row_stride = p_.hidden;
+    add_scaled_product(config, params);
+    builder_.append_schedule("two products of tiles of up to 128 rows by 256 weights' rows");
   }
-
-  void add_sort() {
-    device::MoeSortConfig config;
-    config.own_experts = experts_of_lane(p_);
-    device::MoeSortParams params{};
-    params.shape = shape_;
-    params.chunks = static_cast<std::int32_t>(ceil_div(shape_.pairs(), device::MoeSortConfig::kChunk));
-    params.most_experts = config.most_experts();
-    for (config.counts = params.chunks > 1 ? 1 : 0; config.counts >= 0; --config.counts) {
-      add<MoeSort>(config, params.chunks, params);
-    }
-    builder_.append_schedule("pairs sorted");
+  void add_scaled_product(const device::MoeScaledConfig& config, const device::MoeScaledParams& params) {
+    const std::int64_t clusters = std::max(device_.multiprocessors / config.cluster, 1);
+    gpu::Launch& launch = add_moe_step<MoeScaledProduct>(builder_, config, clusters * config.cluster, params);
+    launch.cluster.x = static_cast<std::uint32_t>(config.cluster);
+    add_moe_maps(config, launch);
   }
-
-  void add_gather() {
-    constexpr std::int64_t kBlocksAtOnce = 4;  // of a multiprocessor
-    const device::MoeGatherConfig config;
-    device::MoeGatherParams params{};
-    params.shape = shape_, params.rows.row_stride = p_.hidden;
-    const std::int64_t blocks = ceil_div(p_.tokens, std::int64_t{config.warps});
-    add<MoeGather>(config, std::min(blocks, kBlocksAtOnce * device_.multiprocessors), params);
-    builder_.append_schedule("rows gathered");
+  void add_combine() {
+    constexpr std::int64_t kColumns = 8;  // of a thread
+    const device::MoeCombineConfig config;
+    device::MoeCombineParams params{};
+    params.shape = shape_, params.parts.row_stride = p_.hidden;
+    const std::int64_t runs = p_.tokens * (p_.hidden / kColumns);
+    add_moe_step<MoeCombine>(builder_, config,
+                             blocks_of_rows(ceil_div(runs, std::int64_t{config.threads()}), device_.multiprocessors),
+                             params);
+    builder_.append_schedule("parts summed");
   }
 
   void add_layer() {
@@ -241,7 +267,7 @@ class Lowerer {
     device::MoeLayerParams params{};
     begin(params);
     const std::int64_t clusters = std::max(device_.multiprocessors / config.cluster, 1);
-    gpu::Launch& launch = add<MoeLayer>(config, clusters * config.cluster, params);
+    gpu::Launch& launch = add_moe_step<MoeLayer>(builder_, config, clusters * config.cluster, params);
     launch.cluster.x = static_cast<std::uint32_t>(config.cluster);
     add_moe_maps(config, p_.dtype, launch);
     builder_.append_schedule(concat("tiles of 128 weights' rows by up to ", config.block_n, " of an expert's"));
@@ -252,37 +278,52 @@ class Lowerer {
         p_.w_format.defined() ? quantised_config(p_, device_.multiprocessors) : decode_config(p_);
     device::MoeDecodeParams params{};
     begin(params);
-    if (config.quantised()) {
-      params.gate_up_scales.columns = static_cast<std::int32_t>(ceil_div(p_.hidden, p_.w_format.block_columns));
-      params.down_scales.columns = static_cast<std::int32_t>(ceil_div(p_.intermediate, p_.w_format.block_columns));
-    }
-    add_moe_maps(config, p_.dtype, add<MoeDecode>(config, device_.multiprocessors, params));
+    if (config.quantised()) set_scale_columns(params);
+    add_moe_maps(config, p_.dtype, add_moe_step<MoeDecode>(builder_, config, device_.multiprocessors, params));
     builder_.append_schedule(
         concat("weights streamed, ", config.block_m(), " rows by up to ", config.block_n, " of an expert's"));
   }
 
   template <typename Params>
+  void set_scale_columns(Params& params) const {
+    params.gate_up_scales.columns = static_cast<std::int32_t>(ceil_div(p_.hidden, p_.w_format.block_columns));
+    params.down_scales.columns = static_cast<std::int32_t>(ceil_div(p_.intermediate, p_.w_format.block_columns));
+  }
+
+  template <typename Params>
   void begin(Params& params) const {
     params.shape = shape_;
-    params.h.row_stride = p_.intermediate, params.parts.row_stride = p_.hidden;
-    params.numbers = {static_cast<float>(p_.alpha), static_cast<float>(p_.limit)};
+    if constexpr (requires { params.h; }) {
+      params.h.row_stride = p_.intermediate, params.parts.row_stride = p_.hidden;
+    }
+    params.numbers = numbers_of(p_);
   }
 
   /// The floor of weights that are read once, at 4.2 of the 4.8 TB/s of an H200, and of products, at 780 of its 989
-  /// TFLOP/s; rows in the workspace, which go there and back twice; and what a launch takes.
+  /// TFLOP/s, in fp8 1.35 times as many; rows in the workspace, which go there and back twice; and what a launch takes.
   [[nodiscard]] double estimated_us() const {
     constexpr double kOfMemory = 0.875, kOfPeak = 0.79, kWgmma = 2.0;  // times mma.sync's rate, which matrix_rate is
     constexpr double kOverFloor = 1.1, kStartUs = 8.0, kStepUs = 4.0, kElementBytes = 2.0, kWays = 4.0;
+    constexpr double kFp8Rate = 1.35;
     const double bytes_a_us = kOfMemory * device_.memory_gigabytes_per_second * 1e3;
     const double flops_a_us =
         kOfPeak * kWgmma * 2.0 * device_.matrix_rate * device_.gigahertz * device_.multiprocessors * 1e3;
     const double pairs = static_cast<double>(p_.tokens) * static_cast<double>(p_.top_k);
     const double bytes = operations::moe::bytes_moved(p_), products = operations::moe::flops(p_);
-    const double weights = std::max(bytes / bytes_a_us, widened_us(bytes));
-    const double rows = kWays * pairs * static_cast<double>(p_.hidden) * kElementBytes / bytes_a_us;
     const Way way = way_of(p_);
-    const double more_steps = way == Way::held ? 0.0 : way == Way::sorted ? 1.0 : 2.0;
-    return kStartUs + kStepUs * more_steps + kOverFloor * (std::max(weights, products / flops_a_us) + rows);
+    const bool scaled = way == Way::scaled;
+    const double weights = std::max(bytes / bytes_a_us, scaled ? 0.0 : widened_us(bytes));
+    const double rows = kWays * pairs * static_cast<double>(p_.hidden) * kElementBytes / bytes_a_us;
+    const double more_steps = way == Way::held ? 0.0 : way == Way::sorted ? 1.0 : scaled ? 4.0 : 2.0;
+    const double multiply = scaled ? scaled_waste(pairs) * products / (kFp8Rate * flops_a_us) : products / flops_a_us;
+    return kStartUs + kStepUs * more_steps + kOverFloor * (std::max(weights, multiply) + rows);
+  }
+
+  /// What a layer takes by what its rows alone would: an expert's last tile, which half of the experts have, costs as
+  /// much as a whole one.
+  [[nodiscard]] double scaled_waste(double pairs) const {
+    constexpr double kLastTile = 64.0;
+    return 1.0 + kLastTile * std::min(static_cast<double>(p_.num_experts), pairs) / std::max(pairs, 1.0);
   }
 
   /// Of weights that are widened: 2.0 to 3.7 of them in a picosecond on an H200, by how many rows an expert has.
@@ -292,23 +333,20 @@ class Lowerer {
     const double elements = bytes * 8.0 / static_cast<double>(bits_of(p_.w_format.element));
     return elements / (kElementsOfUs * device_.multiprocessors / kMultiprocessors);
   }
-
-  const MoeProblem& p_;
-  const core::DeviceDescription& device_;
-  gpu::LoweringBuilder builder_;
-  device::MoeShape shape_;
 };
 
 }  // namespace
 
 operations::moe::FeatureSet moe_features() {
   using enum operations::moe::Feature;
-  return {forward,     bf16,       f16,        fp8_128x128, mxfp4, nvfp4,           no_gate,
-          interleaved, activation, swiglu_oai, clamp,       bias,  weight_on_input, first_expert};
+  return {forward,         backward,     bf16,    f16,           x_quantised, h_quantised, fp8_1x128, fp8_128x128,
+          mxfp4,           nvfp4,        no_gate, interleaved,   activation,  swiglu_oai,  clamp,     bias,
+          weight_on_input, first_expert, dx,      dtopk_weights, dweights,    dbias};
 }
 
 gpu::Outcome lower(const MoeProblem& problem, const core::DeviceDescription& device) {
   if (std::string reason = refusal_of(problem); !reason.empty()) return {{}, std::move(reason)};
+  if (problem.pass == MoePass::moe_backward) return lower_moe_backward(problem, device);
   return {Lowerer(problem, device).lower(), {}};
 }
 

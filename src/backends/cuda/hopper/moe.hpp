@@ -1,6 +1,7 @@
 // The row of the dispatch table for whole expert layers on Hopper's own instructions: forward, rows of 16 bits. Few
 // tokens take one launch that streams weights, of 16 bits or quantised, more a sort before it, and many a sort, a
-// gather and a launch in clusters, with weights of 16 bits.
+// gather and a launch in clusters, with weights of 16 bits. Rows and weights in fp8 take a sort, a gather,
+// two products and a sum, however many they are.
 #pragma once
 
 #include <memory>

@@ -15,7 +15,8 @@ constexpr std::uint32_t kBoxColumns = 64, kOctet = 8;  // elements of a swizzled
 constexpr std::uint32_t kLayerRows = 128;              // of weights in a tile of Sm90MoeLayer
 constexpr std::uint32_t kStoredRows = 16;              // that it stores at once
 constexpr std::uint32_t kBoxBytes = 128;               // of a swizzled row
-constexpr std::uint64_t kElementBytes = 2, kUnit = 16;
+constexpr std::uint32_t kScaledRows = 64, kScaledWeightRows = 256;  // of a tile of Sm90MoeScaledProduct, half of x's
+constexpr std::uint64_t kUnit = 16;
 
 const MoeParams& call_of(const void* call) { return *static_cast<const MoeParams*>(call); }
 std::uint64_t u(std::int64_t n) { return static_cast<std::uint64_t>(n); }
@@ -39,8 +40,9 @@ void bind_gate_up(const void* call, gpu::TensorMap& map) {
   map.dims = {columns(w, map), kOctet, u(gates), u(size) / kOctet, u(w.num_experts)};
   map.strides = {bytes(w, row), bytes(w, gate), kOctet * bytes(w, row), expert_bytes(w)};
 }
-void bind_down(const void* call, gpu::TensorMap& map) {
-  const ExpertMatrices& w = call_of(call).down;
+template <ExpertMatrices MoeParams::* kWeights>
+void bind_weights(const void* call, gpu::TensorMap& map) {
+  const ExpertMatrices& w = call_of(call).*kWeights;
   map.address = w.data;
   map.dims = {columns(w, map), u(w.rows), u(w.num_experts)};
   map.strides = {bytes(w, w.row_stride), expert_bytes(w)};
@@ -49,11 +51,16 @@ void bind_down(const void* call, gpu::TensorMap& map) {
 /// Rows of the workspace, one of each pair.
 void set_pair_rows(const void* call, std::int64_t columns, gpu::TensorMap& map) {
   map.dims = {u(columns), u(call_of(call).topk_ids.rows * call_of(call).topk_ids.columns)};
-  map.strides = {u(columns) * kElementBytes};
+  map.strides = {u(columns) * size_of(map.dtype)};
 }
 void bind_hidden_rows(const void* call, gpu::TensorMap& map) { set_pair_rows(call, call_of(call).x.columns, map); }
 void bind_intermediate_rows(const void* call, gpu::TensorMap& map) {
   set_pair_rows(call, call_of(call).down.columns, map);
+}
+
+std::int32_t gates_of(const MoeParams& call) { return call.gate_layout == device::GateLayout::none ? 1 : 2; }
+void bind_product_rows(const void* call, gpu::TensorMap& map) {
+  set_pair_rows(call, gates_of(call_of(call)) * call_of(call).down.columns, map);
 }
 
 std::uint32_t box_columns(DType dtype) { return kBoxBytes / static_cast<std::uint32_t>(size_of(dtype)); }
@@ -64,18 +71,21 @@ gpu::TensorMapParameter gate_up_map(std::size_t offset, DType dtype, bool gated,
   map.box = {box_columns(dtype), kOctet, gates, static_cast<std::uint32_t>(rows) / (gates * kOctet), 1};
   return {static_cast<std::uint32_t>(offset), map, bind_gate_up};
 }
-gpu::TensorMapParameter down_map(std::size_t offset, DType dtype, std::int32_t rows) {
+template <ExpertMatrices MoeParams::* kWeights>
+gpu::TensorMapParameter weights_map(std::size_t offset, DType dtype, std::int32_t rows) {
   gpu::TensorMap map{.dtype = dtype, .rank = 3};
   map.box = {box_columns(dtype), static_cast<std::uint32_t>(rows), 1};
-  return {static_cast<std::uint32_t>(offset), map, bind_down};
+  return {static_cast<std::uint32_t>(offset), map, bind_weights<kWeights>};
 }
 gpu::TensorMapParameter row_map(std::size_t offset, DType dtype, std::string_view part, std::uint32_t rows,
                                 std::uint32_t columns = kBoxColumns) {
   gpu::TensorMap map{.dtype = dtype, .rank = 2};
   map.box = {columns, rows};
-  if (columns < kBoxColumns) map.swizzle = gpu::Swizzle::bytes64;
+  if (columns < box_columns(dtype)) map.swizzle = gpu::Swizzle::bytes64;
   gpu::TensorMapParameter parameter{static_cast<std::uint32_t>(offset), map,
-                                    part == kMoeH ? bind_intermediate_rows : bind_hidden_rows};
+                                    part == kMoeH          ? bind_intermediate_rows
+                                    : part == kMoeProducts ? bind_product_rows
+                                                           : bind_hidden_rows};
   parameter.part = part;
   return parameter;
 }
@@ -86,7 +96,7 @@ void add_moe_maps(const device::MoeDecodeConfig& config, DType row_dtype, gpu::L
   using Params = device::MoeDecodeParams;
   const DType dtype = config.quantised() ? DType::u8 : row_dtype;
   launch.tensor_maps = {gate_up_map(offsetof(Params, gate_up_map), dtype, config.gated != 0, config.block_m()),
-                        down_map(offsetof(Params, down_map), dtype, config.block_m())};
+                        weights_map<&MoeParams::down>(offsetof(Params, down_map), dtype, config.block_m())};
 }
 
 void add_moe_maps(const device::MoeLayerConfig& config, DType dtype, gpu::Launch& launch) {
@@ -94,7 +104,7 @@ void add_moe_maps(const device::MoeLayerConfig& config, DType dtype, gpu::Launch
   const bool gated = config.gated != 0;
   launch.tensor_maps = {
       gate_up_map(offsetof(Params, gate_up_map), dtype, gated, kLayerRows),
-      down_map(offsetof(Params, down_map), dtype, kLayerRows),
+      weights_map<&MoeParams::down>(offsetof(Params, down_map), dtype, kLayerRows),
       row_map(offsetof(Params, h_store_map), dtype, kMoeH, kStoredRows, gated ? kBoxColumns / 2 : kBoxColumns),
       row_map(offsetof(Params, parts_map), dtype, kMoeParts, kStoredRows)};
   for (std::uint32_t box = 0; box < device::kRowBoxes; ++box) {
@@ -103,6 +113,51 @@ void add_moe_maps(const device::MoeLayerConfig& config, DType dtype, gpu::Launch
     launch.tensor_maps.push_back(row_map(offsetof(Params, rows_map) + offset, dtype, kMoeGathered, rows));
     launch.tensor_maps.push_back(row_map(offsetof(Params, h_map) + offset, dtype, kMoeH, rows));
   }
+}
+
+void add_moe_maps(const device::MoeScaledConfig& config, gpu::Launch& launch) {
+  using Params = device::MoeScaledParams;
+  constexpr DType kBytes = DType::u8;
+  const std::size_t weights = offsetof(Params, weights_map);
+  const std::string_view part = config.down != 0 ? kMoeH : kMoeGathered;
+  const std::uint32_t rows = kScaledRows / static_cast<std::uint32_t>(config.cluster);
+  launch.tensor_maps = {row_map(offsetof(Params, rows_map), kBytes, part, rows, box_columns(kBytes)),
+                        config.down != 0 ? weights_map<&MoeParams::down>(weights, kBytes, kScaledWeightRows)
+                                         : gate_up_map(weights, kBytes, true, kScaledWeightRows)};
+}
+
+void add_moe_maps(MoeProductOf of, const device::GemmConfig& config, DType dtype, gpu::Launch& launch) {
+  using Params = device::GroupedGemmParams;
+  constexpr std::size_t kGemm = offsetof(Params, gemm);
+  const bool is_dout = of == MoeProductOf::dout;
+  const auto weights = is_dout ? weights_map<&MoeParams::down> : weights_map<&MoeParams::gate_up>;
+  launch.tensor_maps = {
+      weights(kGemm + offsetof(device::GemmParams, w_map), dtype, config.w_box()),
+      row_map(kGemm + offsetof(device::GemmParams, out_map), dtype, is_dout ? kMoeH : kMoeParts, kStoredRows)};
+  for (std::uint32_t box = 0; box < device::kRowBoxes; ++box) {
+    const std::size_t offset = box == 0 ? kGemm + offsetof(device::GemmParams, x_map)
+                                        : offsetof(Params, more_x_maps) + (box - 1) * sizeof(device::TensorMap);
+    launch.tensor_maps.push_back(row_map(offset, dtype, is_dout ? kMoeGatheredDout : kMoeProducts,
+                                         static_cast<std::uint32_t>(device::kMostBoxRows) >> box));
+  }
+}
+
+void add_moe_maps(const device::MoeSlopesConfig& config, DType dtype, gpu::Launch& launch) {
+  constexpr std::size_t kGemm = offsetof(device::MoeSlopesParams, gemm);
+  const auto boxes = static_cast<std::uint32_t>(config.gemm().x_box());
+  launch.tensor_maps = {
+      row_map(kGemm + offsetof(device::GemmParams, x_map), dtype, kMoeGathered, boxes),
+      gate_up_map(kGemm + offsetof(device::GemmParams, w_map), dtype, config.gated != 0, config.kBlockN)};
+}
+
+void add_moe_maps(bool of_down, const device::MoeDwConfig& config, DType dtype, gpu::Launch& launch) {
+  using Params = device::MoeDwParams;
+  const auto depth = static_cast<std::uint32_t>(config.depth),
+             share = depth / static_cast<std::uint32_t>(config.cluster);
+  const auto out = of_down ? weights_map<&MoeParams::ddown> : weights_map<&MoeParams::dgate_up>;
+  launch.tensor_maps = {row_map(offsetof(Params, a_map), dtype, of_down ? kMoeGatheredDout : kMoeProducts, depth),
+                        row_map(offsetof(Params, b_map), dtype, of_down ? kMoeH : kMoeGathered, share),
+                        out(offsetof(Params, out_map), dtype, static_cast<std::int32_t>(kStoredRows))};
 }
 
 }  // namespace tilewise::backends::hopper

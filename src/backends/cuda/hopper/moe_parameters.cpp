@@ -1,5 +1,6 @@
-// What each pointer of an expert layer's kernels points to, a call's tensors in their blocks, and their shared memory.
+// What each pointer of an expert layer's kernels points to, and a call's tensors in their blocks.
 #include "backends/cuda/hopper/moe_kernels.hpp"
+#include "backends/portable/product/operand.hpp"
 #include "backends/portable/product/schedule.hpp"
 #include "core/ceil_div.hpp"
 
@@ -25,13 +26,19 @@ void visit_part(const Params& p, Element* const& member, std::string_view name, 
   region.one_writer = one_writer;
   visit_pointer(p, member, region, visit);
 }
+/// The same of elements of rows, which lanes may read before they write.
+template <typename Params>
+void visit_elements(const Params& p, void* const& member, std::string_view name, std::int64_t elements,
+                    const RegionVisitor& visit, bool one_writer = true, Access access = Access::write) {
+  Region region{.name = name, .workspace = true, .access = access, .element_bytes = kElementBytes};
+  region.row = elements;
+  region.one_writer = one_writer;
+  visit_pointer(p, member, region, visit);
+}
 template <typename Params>
 void visit_row_part(const Params& p, const RowTensor& t, std::string_view name, std::int64_t columns, bool one_writer,
-                    const RegionVisitor& visit) {
-  Region region{.name = name, .workspace = true, .access = Access::write, .element_bytes = kElementBytes};
-  region.row = std::int64_t{p.shape.pairs()} * columns;
-  region.one_writer = one_writer;
-  visit_pointer(p, t.data, region, visit);
+                    const RegionVisitor& visit, Access access = Access::write) {
+  visit_elements(p, t.data, name, std::int64_t{p.shape.pairs()} * columns, visit, one_writer, access);
 }
 
 template <typename Params>
@@ -83,8 +90,9 @@ void visit_bias(const Params& p, const ExpertBias& t, std::string_view name, std
                 visit);
 }
 /// Strides of scales are in bytes.
-void visit_scales(const device::MoeDecodeParams& p, const ExpertScales& t, std::string_view name,
-                  std::string_view global, const RegionVisitor& visit) {
+template <typename Params>
+void visit_scales(const Params& p, const ExpertScales& t, std::string_view name, std::string_view global,
+                  const RegionVisitor& visit) {
   Region scales{.name = name, .access = Access::read};
   scales.outer = {{{p.shape.num_experts, t.expert_stride}, {t.row_blocks, t.row_stride}, {t.columns, t.column_stride}}};
   scales.rank = 3;
@@ -102,6 +110,16 @@ void visit_scales(const device::MoeDecodeParams& p, const ExpertScales& t, std::
                  .rank = 1},
                 visit);
 }
+template <typename Params>
+void visit_row_weights(const Params& p, Access access, const RegionVisitor& visit) {
+  visit_part(p, p.row_weights, "row_weights", access, p.shape.pairs(), true, visit);
+}
+/// The first product of fp8 leaves scales for the second one.
+bool is_first(const device::MoeScaledParams& p) { return p.value_scales.rows > 0; }
+void visit_value_scales(const device::MoeScaledParams& p, const device::RowScales& t, Access access,
+                        const RegionVisitor& visit) {
+  visit_part(p, t.data, kMoeHScales, access, std::int64_t{t.rows} * t.columns, true, visit);
+}
 /// What both kernels of whole layers have.
 template <typename Params>
 void visit_layer(const Params& p, const RegionVisitor& visit) {
@@ -114,7 +132,19 @@ void visit_layer(const Params& p, const RegionVisitor& visit) {
   visit_counters(p, visit);
 }
 
-RowTensor rows_of(const Matrix& m) { return {m.data, m.row_stride}; }
+/// What a product of experts' rows has in the workspace.
+template <typename Params>
+void visit_product(const Params& p, const device::GemmParams& gemm, std::string_view out, const RegionVisitor& visit) {
+  visit_part(p, gemm.offsets, "expert_offsets", Access::read, std::int64_t{gemm.num_experts} + 1, true, visit);
+  visit_elements(p, gemm.out, out, std::int64_t{gemm.m} * gemm.n, visit);
+  visit_pointer(p, gemm.bias.data, {.name = "bias", .row = 0}, visit);  // there is none
+}
+
+/// In units of 16 bits, of rows of bytes too.
+RowTensor rows_of(const Matrix& m) {
+  return {m.data,
+          m.row_stride * static_cast<std::int64_t>(size_of(m.dtype)) / static_cast<std::int64_t>(kElementBytes)};
+}
 PairTensor ids_of(const Matrix& m) {
   return {m.data, m.row_stride, m.column_stride, static_cast<std::int32_t>(size_of(m.dtype)), 0};
 }
@@ -161,13 +191,6 @@ void bind_layer(const MoeParams& call, Params& params) {
   params.out = rows_of(call.out);
 }
 
-constexpr std::int32_t kPattern = 1024;  // that swizzles repeat in, which the structs are aligned to
-constexpr std::int32_t kRowBytes = 128, kBarrier = 8;
-std::int32_t ring(std::int32_t stages) { return 2 * kBarrier * stages; }
-std::uint32_t whole_patterns(std::int32_t bytes) {
-  return static_cast<std::uint32_t>((bytes + kPattern - 1) / kPattern * kPattern);
-}
-
 }  // namespace
 
 void for_each_pointer(const device::MoeSortParams& p, const RegionVisitor& visit) {
@@ -183,12 +206,43 @@ void for_each_pointer(const device::MoeGatherParams& p, const RegionVisitor& vis
   visit_sorted(p, Access::read, visit);
   visit_rows(p, p.x, "x", Access::read, visit);
   visit_row_part(p, p.rows, kMoeGathered, p.shape.hidden, true, visit);
-  visit_part(p, p.row_weights, "row_weights", Access::write, p.shape.pairs(), true, visit);
+  visit_row_weights(p, Access::write, visit);
 }
 
 void for_each_pointer(const device::MoeLayerParams& p, const RegionVisitor& visit) {
-  visit_part(p, p.row_weights, "row_weights", Access::read, p.shape.pairs(), true, visit);
+  visit_row_weights(p, Access::read, visit);
   visit_layer(p, visit);
+}
+
+void for_each_pointer(const device::MoeScaledParams& p, const RegionVisitor& visit) {
+  const MoeShape& s = p.shape;
+  visit_sorted(p, Access::read, visit);
+  visit_row_weights(p, Access::read, visit);
+  if (is_first(p)) {
+    const device::RowScales& x = p.row_scales;
+    visit_pointer(p, x.data,
+                  {.name = "x_scale",
+                   .access = Access::read,
+                   .element_bytes = sizeof(float),
+                   .outer = {{{x.rows, x.row_stride}, {x.columns, x.column_stride}}},
+                   .rank = 2},
+                  visit);
+    visit_value_scales(p, p.value_scales, Access::write, visit);
+    visit_scales(p, p.weight_scales, "gate_up_scale", "gate_up_global_scale", visit);
+    visit_bias(p, p.bias, "gate_up_bias", s.intermediate, visit);
+    visit_row_part(p, p.out, kMoeH, s.intermediate / 2, true, visit);
+  } else {
+    visit_value_scales(p, p.row_scales, Access::read, visit);
+    visit_scales(p, p.weight_scales, "down_scale", "down_global_scale", visit);
+    visit_bias(p, p.bias, "down_bias", s.hidden, visit);
+    visit_row_part(p, p.out, kMoeParts, s.hidden, true, visit);
+  }
+}
+
+void for_each_pointer(const device::MoeCombineParams& p, const RegionVisitor& visit) {
+  visit_part(p, p.sorted.rows, "pair_rows", Access::read, p.shape.pairs(), true, visit);
+  visit_row_part(p, p.parts, kMoeParts, p.shape.hidden, true, visit, Access::read);
+  visit_rows(p, p.out, "out", Access::write, visit);
 }
 
 void for_each_pointer(const device::MoeDecodeParams& p, const RegionVisitor& visit) {
@@ -200,6 +254,87 @@ void for_each_pointer(const device::MoeDecodeParams& p, const RegionVisitor& vis
   visit_layer(p, visit);
 }
 
+void for_each_pointer_of_dout(const device::MoeGatherParams& p, const RegionVisitor& visit) {
+  visit_pairs(p, p.topk_weights, "topk_weights", bytes_of(p.topk_weights.type), visit);
+  visit_sorted(p, Access::read, visit);
+  visit_rows(p, p.x, "dout", Access::read, visit);
+  visit_row_part(p, p.rows, kMoeGatheredDout, p.shape.hidden, true, visit);
+  visit_part(p, p.row_weights, "row_weights", Access::write, p.shape.pairs(), true, visit);
+}
+
+void for_each_pointer_of_product(const device::GroupedGemmParams& p, std::string_view out, const RegionVisitor& visit) {
+  visit_product(p, p.gemm, out, visit);
+}
+
+void for_each_pointer(const device::MoeSlopesParams& p, const RegionVisitor& visit) {
+  const std::int64_t pairs = p.gemm.m;
+  visit_product(p, p.gemm, kMoeProducts, visit);
+  visit_part(p, p.row_weights, "row_weights", Access::read, pairs, true, visit);
+  visit_elements(p, p.h.data, kMoeH, pairs * p.intermediate, visit);
+  visit_part(p, p.terms, "weight_terms", Access::write, pairs * p.num_terms, true, visit);
+  visit_pointer(p, p.gate_up_bias.data,
+                {.name = "gate_up_bias",
+                 .access = Access::read,
+                 .element_bytes = bytes_of(p.gate_up_bias.type),
+                 .outer = {{{p.gemm.num_experts, p.gate_up_bias.expert_stride},
+                            {2, p.gate_up_bias.gate_stride},
+                            {p.intermediate, p.gate_up_bias.stride}}},
+                 .rank = 3},
+                visit);
+}
+
+void for_each_pointer(const device::MoeDweightsParams& p, const RegionVisitor& visit) {
+  visit_pairs(p, p.topk_ids, "topk_ids", static_cast<std::size_t>(p.topk_ids.type), visit);
+  visit_sorted(p, Access::read, visit);
+  visit_part(p, p.terms, "weight_terms", Access::read, std::int64_t{p.shape.pairs()} * p.num_terms, true, visit);
+  visit_row_part(p, p.dout, kMoeGatheredDout, p.shape.hidden, true, visit);
+  visit_bias(p, p.down_bias, "down_bias", p.shape.hidden, visit);
+  visit_pointer(p, p.out,
+                {.name = "dtopk_weights",
+                 .access = Access::write,
+                 .element_bytes = bytes_of(p.out_type),
+                 .outer = {{{p.shape.tokens, p.token_stride}, {p.shape.top_k, p.slot_stride}}},
+                 .rank = 2},
+                visit);
+}
+
+void for_each_pointer(const device::MoeDwParams& p, const RegionVisitor& visit) {
+  visit_part(p, p.offsets, "expert_offsets", Access::read, std::int64_t{p.num_experts} + 1, true, visit);
+  visit_pointer(p, p.out,
+                {.name = p.of_down != 0 ? "ddown" : "dgate_up",
+                 .access = Access::write,
+                 .element_bytes = kElementBytes,
+                 .outer = {{{p.num_experts, p.expert_stride}, {p.rows, p.row_stride}}},
+                 .rank = 2,
+                 .row = p.columns},
+                visit);
+}
+
+void for_each_pointer(const device::ExpertDbiasParams& p, const RegionVisitor& visit) {
+  const bool of_down = p.out_role == device::kExpertDdownBias;
+  const std::int64_t pairs = p.shape.pairs();
+  visit_part(p, p.routed.offsets, "expert_offsets", Access::read, std::int64_t{p.shape.num_experts} + 1, true, visit);
+  visit_part(p, p.routed.tokens, "row_tokens", Access::read, 0, true, visit);
+  visit_part(p, p.routed.weights, "row_weights", Access::read, pairs, true, visit);
+  visit_part(p, p.routed.rows, "pair_rows", Access::read, 0, true, visit);
+  Region from{.name = of_down ? kMoeGatheredDout : kMoeProducts, .workspace = true, .element_bytes = kElementBytes};
+  from.row = pairs * p.columns;
+  visit_pointer(p, p.from, from, visit);
+  visit_pointer(p, p.out,
+                {.name = of_down ? "ddown_bias" : "dgate_up_bias",
+                 .access = Access::write,
+                 .element_bytes = portable::bytes_of_number(p.out_type),
+                 .outer = {{{p.shape.num_experts, p.expert_stride}, {p.columns, p.stride}}},
+                 .rank = 2},
+                visit);
+}
+
+void for_each_pointer_of_dx(const device::MoeCombineParams& p, const RegionVisitor& visit) {
+  visit_sorted(p, Access::read, visit);
+  visit_row_part(p, p.parts, kMoeParts, p.shape.hidden, true, visit);
+  visit_rows(p, p.out, "dx", Access::write, visit);
+}
+
 void bind(const MoeParams& call, device::MoeSortParams& params) { params.topk_ids = ids_of(call.topk_ids); }
 
 void bind(const MoeParams& call, device::MoeGatherParams& params) {
@@ -208,6 +343,21 @@ void bind(const MoeParams& call, device::MoeGatherParams& params) {
 }
 
 void bind(const MoeParams& call, device::MoeLayerParams& params) { bind_layer(call, params); }
+
+void bind(const MoeParams& call, device::MoeScaledParams& params) {
+  if (is_first(params)) {
+    const operations::BlockScales& x = call.x_scales;
+    params.row_scales.data = static_cast<float*>(const_cast<void*>(x.data));
+    params.row_scales.row_stride = x.row_stride, params.row_scales.column_stride = x.column_stride;
+    bind_scales(call.gate_up, call.gate_layout, params.weight_scales);
+    params.bias = gate_up_bias_of(call);
+  } else {
+    bind_scales(call.down, device::GateLayout::none, params.weight_scales);
+    params.bias = bias_of(call.down_bias);
+  }
+}
+
+void bind(const MoeParams& call, device::MoeCombineParams& params) { params.out = rows_of(call.out); }
 
 void bind(const MoeParams& call, device::MoeDecodeParams& params) {
   params.topk_ids = ids_of(call.topk_ids);
@@ -218,26 +368,26 @@ void bind(const MoeParams& call, device::MoeDecodeParams& params) {
   bind_layer(call, params);
 }
 
-std::uint32_t MoeSort::shared_bytes(const Config& c, gpu::Family) {
-  constexpr std::int32_t kId = 4, kTotal = 16;  // bytes of a pair's expert, and of a warp's total
-  return static_cast<std::uint32_t>(kId * Config::kChunk + kTotal * c.warps);
+void bind_dout(const MoeParams& call, device::MoeGatherParams& params) {
+  params.topk_weights = weights_of(call.topk_weights);
+  params.x = rows_of(call.dout);
 }
 
-std::uint32_t MoeLayer::shared_bytes(const Config& c, gpu::Family) {
-  constexpr std::int32_t kWeightRows = 128, kConsumers = 2, kFloat = 4;
-  const std::int32_t tiles = c.stages * (kWeightRows + c.block_n) * kRowBytes;
-  const std::int32_t stored = kConsumers * c.block_n / 2 * kRowBytes;
-  const std::int32_t weights = kConsumers * c.block_n * kFloat;
-  return whole_patterns(tiles + stored + weights + ring(c.stages) + kBarrier + kConsumers * ring(1));
+void bind(const MoeParams& call, device::MoeSlopesParams& params) { params.gate_up_bias = gate_up_bias_of(call); }
+
+void bind(const MoeParams& call, device::MoeDweightsParams& params) {
+  params.topk_ids = ids_of(call.topk_ids);
+  params.down_bias = bias_of(call.down_bias);
+  const Matrix& out = call.dtopk_weights;
+  params.out = out.data, params.out_type = portable::bias_type_of(out.dtype);
+  params.token_stride = out.row_stride, params.slot_stride = out.column_stride;
 }
 
-std::uint32_t MoeDecode::shared_bytes(const Config& c, gpu::Family) {
-  constexpr std::int32_t kTold = 4;     // tiles that consumers may be ahead of the warp that tells of them
-  constexpr std::int32_t kElement = 2;  // bytes
-  const std::int32_t weights = c.block_m() * c.weight_columns() * (c.quantised() ? 1 : kElement);
-  const std::int32_t tiles = c.stages * (weights + c.block_n * c.depth * kElement);
-  const std::int32_t scales = c.quantised() ? c.all_scale_bytes() + ring(c.scale_windows) : 0;
-  return whole_patterns(tiles + ring(c.stages) + kBarrier + ring(kTold) + scales);
+void bind(const MoeParams& call, device::MoeDwParams& params) {
+  const ExpertMatrices& out = params.of_down != 0 ? call.ddown : call.dgate_up;
+  params.out = out.data, params.expert_stride = out.expert_stride, params.row_stride = out.row_stride;
 }
+
+void bind_dx(const MoeParams& call, device::MoeCombineParams& params) { params.out = rows_of(call.dx); }
 
 }  // namespace tilewise::backends::hopper

@@ -8,6 +8,14 @@
 
 namespace tilewise::backends::hopper {
 
+void for_each_pointer(const device::HopperTileListsParams& p, const gpu::RegionVisitor& visit) {
+  const auto region_of = [](const auto& tiles, gpu::Access access) {
+    return portable::region_of_tiles(tiles.rows, tiles.bytes, access);
+  };
+  gpu::visit_pointer(p, p.classes.data, region_of(p.classes, gpu::Access::read), visit);
+  gpu::visit_pointer(p, p.lists.data, region_of(p.lists, gpu::Access::write), visit);
+}
+
 void for_each_pointer(const device::HopperForwardParams& p, const gpu::RegionVisitor& visit) {
   using gpu::Access;
   const portable::CacheTable table(p, visit);

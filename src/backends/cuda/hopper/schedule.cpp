@@ -9,6 +9,7 @@
 #include "backends/cuda/hopper/forward_tiles.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
 #include "backends/cuda/hopper/tensor_maps.hpp"
+#include "backends/portable/attention/functions.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
@@ -55,11 +56,13 @@ HopperForwardConfig features_config(const Problem& p) {
   c.pack_gqa = packs_heads(p, c);
   constexpr double kMostBoundedCap = 52.0;  // weights from 2^40 down to 2^-110
   const bool biased = p.bias != BiasKind::none;
-  c.bounded = c.softcap && !c.alibi && !biased && p.softcap <= kMostBoundedCap && p.dtype == DType::bf16;
+  const bool modified = !p.score_mod.empty();
+  c.bounded = c.softcap && !c.alibi && !biased && !modified && p.softcap <= kMostBoundedCap && p.dtype == DType::bf16;
   c.normal_bound = has_normal_bound(p);
   // Left padding would have boxes begin anywhere; TMA wants 16 bytes.
   c.bias_boxes = biased && p.bias_dims.key && !p.bias_unaligned && !p.leftpad_k;
-  c.scales_late = c.bias_boxes && p.bias == BiasKind::boolean && !c.softcap && !c.alibi && p.softmax_scale > 0.0;
+  c.scales_late =
+      c.bias_boxes && p.bias == BiasKind::boolean && !c.softcap && !c.alibi && !modified && p.softmax_scale > 0.0;
   return c;
 }
 
@@ -91,15 +94,17 @@ bool uses_ping_pong(const Problem& p, const HopperForwardConfig& c) {
   if (c.windowed && !c.fp8() && !c.dropout && !biased && (c.plain_scale || dim <= 128)) return false;
   if (c.dropout || (!c.plain_scale && !capped)) return true;
   if (c.fp8()) return dim > 128;
-  return !c.ranged || dim > 128 || (!capped && std::max(p.seqlen_q, p.seqlen_k) > kShort);
+  const bool masked = c.ranged || !p.mask_mod.empty();
+  return !masked || dim > 128 || (!capped && std::max(p.seqlen_q, p.seqlen_k) > kShort);
 }
 
-HopperForwardConfig with_tile(HopperForwardConfig c, const Tile& tile) {
+/// Scores that a function changes are compared in every tile: to have one again would take the function once more.
+HopperForwardConfig with_tile(HopperForwardConfig c, const Tile& tile, const Problem& p) {
   c.waves = 4 * (tile.consumers + 1);
   c.block_n = tile.block_n;
   c.stages = tile.stages;
   c.q_stages = tile.q_stages;
-  c.watch_sums = tile.watch_sums && c.q_type == device::kBf16;
+  c.watch_sums = tile.watch_sums && c.q_type == device::kBf16 && p.score_mod.empty();
   c.clustered = tile.clustered;
   c.watch_weights = c.fp8() && !c.dropout && c.plain_scale;
   return c.bias_boxes ? with_room_for_bias(c) : c;
@@ -124,7 +129,7 @@ ForwardSchedule quickest(const Problem& p, const core::DeviceDescription& device
     if (us < least) least = us, best = {config, splits};
   };
   for (const Tile& candidate : {tile, pair_for(tile, features)}) {
-    const HopperForwardConfig config = with_tile(features, candidate);
+    const HopperForwardConfig config = with_tile(features, candidate, p);
     const std::int64_t most = num_splits > 0 ? num_splits : estimator.steps(config) / kFewestStepsAPart;
     if (num_splits <= 1) consider(config, 1);
     for (std::int64_t splits = std::max<std::int64_t>(num_splits, 2); splits <= std::min(most, kMostSplits); ++splits) {
@@ -148,7 +153,7 @@ ForwardSchedule scheduled(ForwardSchedule schedule, const Problem& p, const core
   HopperForwardConfig& c = schedule.config;
   c.ping_pong = uses_ping_pong(p, c);
   c.turned_columns = turns_columns(p, c);
-  c.dynamic = (c.ranged || c.lengths) && tiles_of(p, c) * schedule.splits > device.multiprocessors;
+  c.dynamic = (c.ranged || c.lengths || skips_tiles(p, c)) && tiles_of(p, c) * schedule.splits > device.multiprocessors;
   return schedule;
 }
 
@@ -159,6 +164,8 @@ bool has_normal_bound(const Problem& p) {
   const double bound = p.dropout_p * 65536.0;
   return bound >= kLeastNormal && bound <= kGreatestNormal;
 }
+
+bool skips_tiles(const Problem& p, const HopperForwardConfig& c) { return portable::knows_tiles(p) && !c.pack_gqa; }
 
 std::int64_t queries_of_block(const Problem& p, const HopperForwardConfig& c) {
   return std::int64_t{c.consumers()} * (HopperForwardConfig::kRows / (c.pack_gqa ? group_of(p) : 1));
@@ -172,7 +179,7 @@ std::int64_t tiles_of(const Problem& p, const HopperForwardConfig& c) {
 ForwardSchedule forward_schedule(const Problem& p, const core::DeviceDescription& device, std::int64_t num_splits) {
   const HopperForwardConfig features = features_config(p);
   const Tile& tile = tile_for(p, features);
-  ForwardSchedule schedule{with_tile(features, tile)};
+  ForwardSchedule schedule{with_tile(features, tile, p)};
   num_splits = std::min(num_splits, kMostSplits);
   // A tile that depends on how many there are makes a row's bits depend on the batch.
   if (!p.batch_invariant && tiles_of(p, schedule.config) < kFewRounds * device.multiprocessors) {
@@ -192,7 +199,7 @@ std::vector<ForwardSchedule> forward_candidates(const Problem& p, const core::De
   };
   const HopperForwardConfig features = features_config(p);
   for (const Tile& tile : tiles_to_try(p, features)) {
-    const HopperForwardConfig config = with_tile(features, tile);
+    const HopperForwardConfig config = with_tile(features, tile, p);
     consider({config, 1});
     if (tiles_of(p, config) >= kFewRounds * device.multiprocessors) continue;
     const std::int64_t most = std::min(Estimator(p, device).steps(config) / kFewestStepsAPart, kMostSplits);

@@ -46,6 +46,9 @@ struct ForwardSchedule {
 /// Tiles of queries, times parts of their keys.
 [[nodiscard]] std::int64_t tile_count(const device::TileOrder& order);
 
+/// Whether the kernel walks over tiles by what mask_tiles has found.
+[[nodiscard]] bool skips_tiles(const Problem& problem, const device::HopperForwardConfig& config);
+
 /// Queries of a block, each with all heads of a group where heads are packed.
 [[nodiscard]] std::int64_t queries_of_block(const Problem& problem, const device::HopperForwardConfig& config);
 /// Tiles of queries of all heads and sequences.

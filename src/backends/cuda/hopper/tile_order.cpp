@@ -59,7 +59,9 @@ device::TileOrder tile_order(const Problem& p, const ForwardSchedule& schedule, 
   order.batch_inside = p.bias != BiasKind::none && p.bias_dims.head && !p.bias_dims.batch;
   const bool several = order.num_tiles > 1 && order.num_heads > 0 && order.batch_size > 0;
   if (c.windowed && several) order_beside_window(order);
-  if (c.ranged && !c.windowed && several) order_by_length(p, multiprocessors, order);
+  // What mask_mod leaves is taken for what a causal mask does.
+  const bool differ = c.ranged || skips_tiles(p, c);
+  if (differ && !c.windowed && several) order_by_length(p, multiprocessors, order);
   return order;
 }
 

@@ -29,9 +29,13 @@ void bind_gradients(const device::AttentionParams& call, Params& params) {
 }  // namespace
 
 void bind_tables(const device::AttentionParams& call, std::span<device::ScoreTable, device::kMostTables> tables) {
+  bind_tables(call.tables, tables);
+}
+
+void bind_tables(const TensorView* of_call, std::span<device::ScoreTable, device::kMostTables> tables) {
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    if (tables[i].element_bytes == 0) continue;
-    const TensorView& view = call.tables[i];
+    if (tables[i].element_bytes == 0 || tables[i].of_blocks != 0) continue;
+    const TensorView& view = of_call[i];
     tables[i].data = view.data;
     std::copy_n(view.strides.begin(), view.rank, tables[i].strides);
   }
@@ -41,6 +45,7 @@ void bind(const device::AttendedRows& call, device::ForwardParams& params) {
   bind_scores(call, params);
   params.out = call.out;
   params.sink = call.sink;
+  params.key_indices = call.key_indices;
 }
 
 void bind(const device::AttendedRows& call, device::CombineParams& params) {
@@ -48,6 +53,15 @@ void bind(const device::AttendedRows& call, device::CombineParams& params) {
   params.out = call.out;
   params.softmax_lse = call.softmax_lse;
   params.sink = call.sink;
+}
+
+void bind_block_lists(const TensorView* block_mask, device::BlockStatesParams& params) {
+  if (block_mask == nullptr) return;
+  const TensorView &counts = block_mask[params.tensor], &indices = block_mask[params.tensor + 1];
+  params.counts = static_cast<const std::int32_t*>(counts.data);
+  params.indices = static_cast<const std::int32_t*>(indices.data);
+  std::copy_n(counts.strides.begin(), std::size(params.count_strides), params.count_strides);
+  std::copy_n(indices.strides.begin(), std::size(params.index_strides), params.index_strides);
 }
 
 void bind(const device::AttentionParams& call, device::MaskTilesParams& params) { params.shape = call; }
@@ -94,6 +108,16 @@ void bind(const device::AttentionParams& call, device::BwdDbiasParams& params) {
   bind_gradients(call, params);
   params.dbias = call.dbias;
   for (int i = 0; i < 4; ++i) params.dbias_shape[i] = call.dbias_shape[i];
+}
+
+void bind(const device::AttentionParams& call, device::BwdDtableParams& params) { bind_gradients(call, params); }
+
+void bind(const device::AttentionParams& call, device::BwdTableSumsParams& params) {
+  params.shape = call;
+  if (params.element_bytes == 0) return;  // which clears
+  const TensorView& gradient = call.dtables[params.table];
+  params.to = gradient.data;
+  std::copy_n(gradient.strides.begin(), gradient.rank, params.strides);
 }
 
 void bind(const device::AttentionParams& call, device::BwdDsinkParams& params) {

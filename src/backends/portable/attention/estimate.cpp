@@ -21,6 +21,7 @@ constexpr double kLoneWaveParts = 4.0;  // of a multiprocessor's matrix units, o
 constexpr double kWideRows = 0.83, kNarrowRows = 1.02;  // of a flop, by rows a wave: 32 or 16
 constexpr double kScore = 54.0;                         // a score's exponential and its neighbours
 constexpr double kSoftcap = 150.0, kDropout = 185.0, kBias = 60.0, kAlibi = 25.0;
+constexpr double kFunction = 110.0;   // score_mod of a few terms
 constexpr double kMaskTiles = 100.0;  // a pair that mask_mod is asked for alone; not measured
 
 // The backward pass: of a flop, by columns that fit a wave's registers; a block's own rows; a score beside products.
@@ -37,10 +38,10 @@ constexpr double kFloat = 4.0, kHalf = 2.0;
 
 double f(std::int64_t n) { return static_cast<double>(n); }
 
-/// What options add to a score.
-double features(const device::ScoreConfig& c) {
-  return (c.softcap ? kSoftcap : 0.0) + (c.dropout ? kDropout : 0.0) + (c.alibi ? kAlibi : 0.0) +
-         (c.bias_type != device::kBiasNone ? kBias : 0.0);
+/// What options and functions add to a score.
+double features(const device::ScoreConfig& c, const Problem& p) {
+  return (p.score_mod.empty() ? 0.0 : kFunction) + (c.softcap ? kSoftcap : 0.0) + (c.dropout ? kDropout : 0.0) +
+         (c.alibi ? kAlibi : 0.0) + (c.bias_type != device::kBiasNone ? kBias : 0.0);
 }
 
 }  // namespace
@@ -102,7 +103,7 @@ double Estimator::forward_us(const device::ForwardConfig& c, std::int64_t blocks
   b.count = f(blocks) * operations::attention::share_of_tiles(p_, queries);
   b.set_tiles(operations::attention::keys_seen(p_, queries) / splits,
               operations::attention::most_keys_seen(p_, queries) / splits, c.block_n, 1.0);
-  b.flops = rows * c.block_n * (2.0 * flop * (c.head_dim + c.head_dim_v) + kScore + features(c));
+  b.flops = rows * c.block_n * (2.0 * flop * (c.head_dim + c.head_dim_v) + kScore + features(c, p_));
   b.own_us = own_us(kHalf * rows * (c.head_dim + c.head_dim_v));
   if (c.waves == 1) {
     b.tile_us = kLoneWaveUs * 0.5 * c.block_n * (c.head_dim + c.head_dim_v);
@@ -154,8 +155,9 @@ Estimator::Blocks Estimator::key_blocks(const device::ScoreConfig& c, std::int64
   b.count = used_blocks(blocks, extent_.total_k, p_.seqlen_k);
   b.set_tiles(operations::attention::queries_seen(p_, rows), operations::attention::most_queries_seen(p_, rows),
               block_m, group() / splits);
-  b.flops = rows * block_m *
-            (flop * (2.0 + products) * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c));
+  b.flops =
+      rows * block_m *
+      (flop * (2.0 + products) * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c, p_));
   b.own_us = kBwdBlockUs + kBwdRowUs * rows * c.wider_dim();
   return b;
 }
@@ -179,7 +181,7 @@ double Estimator::dq_us(const device::BwdDqConfig& c, std::int64_t blocks) const
   b.set_tiles(operations::attention::keys_seen(p_, rows), operations::attention::most_keys_seen(p_, rows), c.block_n,
               1.0);
   b.flops = rows * c.block_n *
-            (kApartFlop * 3.0 * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c));
+            (kApartFlop * 3.0 * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c, p_));
   b.own_us = own_us(kHalf * rows * (2.0 * c.head_dim + c.head_dim_v));
   return kStartUs + std::max(blocks_us(b), stream_us(kHalf * dims() * (1.5 * rows_q() + rows_k())));
 }
@@ -191,7 +193,8 @@ double Estimator::dbias_us(const device::BwdDbiasConfig& c, std::int64_t blocks)
   b.count = f(blocks);
   const double tile = rows * c.block_n, scores = rows_q() * operations::attention::keys_seen(p_, rows);
   b.tiles = b.longest = std::max(1.0, scores / tile / std::max(b.count, 1.0));
-  b.flops = tile * (kApartFlop * 2.0 * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c));
+  b.flops =
+      tile * (kApartFlop * 2.0 * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c, p_));
   return kStartUs + blocks_us(b);
 }
 

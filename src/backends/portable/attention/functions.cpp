@@ -8,16 +8,18 @@
 #include <vector>
 
 #include "core/message.hpp"
+#include "device/attention/config.h"
 #include "expression/derivative.hpp"
 #include "expression/device_source.hpp"
 #include "operations/attention/score_functions.hpp"
+#include "operations/block_mask.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
 
 using core::concat;
 using expression::DeviceTable, expression::Expression, expression::Interval;
-using operations::attention::ScoreFunction;
+using operations::attention::function_name, operations::attention::ScoreFunction;
 
 static_assert(device::kMostTables == operations::attention::kMostTables);
 
@@ -32,17 +34,27 @@ std::vector<DeviceTable> device_tables(const Problem& p) {
   return tables;
 }
 
+bool is_one(const Expression& function) {
+  const expression::Node& result = function.result();
+  return result.op == expression::Op::constant && result.type == expression::Type::real && result.real() == 1.0;
+}
+
 /// What each variable of a signature may be.
-std::vector<Interval> variable_bounds(const Expression& function) {
-  // Longer sequences are refused, and so are more heads and sequences than 32 bits count.
-  constexpr std::int64_t kMostRows = std::int64_t{1} << 29, kMost = std::numeric_limits<std::int32_t>::max();
+std::vector<Interval> variable_bounds(const Problem& p, const Expression& function, QueryIndex query_index) {
+  // Longer sequences are refused, and so are more heads and sequences than 32 bits count. Of shorter ones floats hold
+  // differences; tiles end behind them.
+  constexpr std::int64_t kShort = std::int64_t{1} << 22, kMost = std::numeric_limits<std::int32_t>::max();
+  const bool at_positions = query_index == QueryIndex::position;
+  const bool is_short = !at_positions && std::max(p.seqlen_q, p.seqlen_k) <= kShort;
+  const std::int64_t rows = is_short ? 2 * kShort : kMostFunctionRows;
   std::vector<Interval> bounds;
   for (const expression::Variable& variable : function.signature().variables) {
     if (variable.name == "score") {
       constexpr double kInfinity = std::numeric_limits<double>::infinity();
       bounds.push_back(Interval::of_reals(-kInfinity, kInfinity, true));
     } else {
-      bounds.push_back(Interval::of_integers(0, variable.name.ends_with("_idx") ? kMostRows : kMost));
+      const bool before_first = at_positions && variable.name == "q_idx";
+      bounds.push_back(Interval::of_integers(before_first ? -rows : 0, variable.name.ends_with("_idx") ? rows : kMost));
     }
   }
   return bounds;
@@ -52,13 +64,35 @@ std::vector<Interval> variable_bounds(const Expression& function) {
 /// by side (27 s of 256 terms, 2 s of a function).
 constexpr std::size_t kMostInlineTerms = 64;
 
-std::string method(std::string_view type, std::string_view name, std::string_view score, const Expression& function,
-                   std::span<const DeviceTable> tables) {
+/// A function as kernels call it.
+struct Method {
+  ScoreFunction of;
+  std::string_view type, name, score;  // the last one: its parameter, if any
+};
+
+std::string text_of(const Problem& p, const Method& method, const Expression& function, QueryIndex query_index,
+                    std::span<const DeviceTable> tables) {
   const bool is_inline = function.nodes().size() <= kMostInlineTerms;
-  return concat("  template <class Machine>\n  ", is_inline ? "TILEWISE_INLINE" : "__attribute__((noinline))",
-                " static ", type, " ", name, "(const ScoreTable (&tables)[kMostTables], ", score,
-                "int32_t b, int32_t h, int32_t q_idx, int32_t kv_idx) {\n",
-                expression::device_source(function, variable_bounds(function), tables), "  }\n");
+  return concat("  template <class Machine, class Query, class Key>\n  ",
+                is_inline ? "TILEWISE_INLINE" : "__attribute__((noinline))", " static ", method.type, " ", method.name,
+                "(const ScoreTable (&tables)[kMostTables], ", method.score,
+                "int32_t b, int32_t h, Query q_idx, Key kv_idx) {\n",
+                expression::device_source(function, variable_bounds(p, function, query_index), tables), "  }\n");
+}
+
+/// visit(method, expression) for each that kernels of the problem's pass have.
+template <typename Visit>
+void for_each_function(const Problem& p, const Visit& visit) {
+  constexpr std::string_view kScore = "float score, ";
+  if (const auto score_mod = score_function(p, ScoreFunction::score_mod)) {
+    visit(Method{ScoreFunction::score_mod, "float", "score", kScore}, *score_mod);
+    if (is_backward(p)) {
+      visit(Method{ScoreFunction::score_mod, "float", "slope", kScore}, derivative(*score_mod, "score", "score_mod"));
+    }
+  }
+  if (const auto mask_mod = score_function(p, ScoreFunction::mask_mod)) {
+    visit(Method{ScoreFunction::mask_mod, "bool", "sees", ""}, *mask_mod);
+  }
 }
 
 }  // namespace
@@ -66,6 +100,7 @@ std::string method(std::string_view type, std::string_view name, std::string_vie
 bool has_functions(const Problem& p) { return !p.score_mod.empty() || !p.mask_mod.empty(); }
 
 bool knows_tiles(const Problem& p) {
+  if (p.top_k > 0) return false;
   const auto mask_mod = score_function(p, ScoreFunction::mask_mod);
   return mask_mod && !mask_mod->speaks_of("h") && !p.leftpad_k;
 }
@@ -83,30 +118,76 @@ std::string functions_refusal(const Problem& p) {
   return {};
 }
 
-std::string function_definitions(const Problem& p) {
-  if (!has_functions(p)) return {};
+std::string calls_refusal(const Problem& p) {
+  std::string refusal;
+  for_each_function(p, [&](const Method& method, const Expression& function) {
+    const std::size_t terms = function.nodes().size();
+    if (terms <= kMostInlineTerms || !refusal.empty()) return;
+    refusal = concat(function_name(method.of), ": ", method.name == "slope" ? "its derivative" : "it",
+                     " must have <= ", kMostInlineTerms, " terms (got ", terms, ")");
+  });
+  return refusal;
+}
+
+namespace {
+
+/// `look_up`: null, or the one whose gradient a kernel adds up: its slope is then the score's.
+std::string definitions(const Problem& p, QueryIndex query_index, const expression::LookUpDerivative* look_up) {
   const std::vector<DeviceTable> tables = device_tables(p);
   std::string comments, members;
-  if (const auto score_mod = score_function(p, ScoreFunction::score_mod)) {
-    comments += concat("// score_mod: ", to_string(*score_mod), "\n");
-    members += "  static constexpr bool kModifies = true;\n";
-    members += method("float", "score", "float score, ", *score_mod, tables);
-    if (is_backward(p)) {
-      const Expression slope = derivative(*score_mod, "score", "score_mod");
-      members += method("float", "slope", "float score, ", slope, tables);
+  if (query_index == QueryIndex::position) members += "  static constexpr bool kAtPositions = true;\n";
+  const bool skips = look_up == nullptr && knows_tiles(p);
+  for_each_function(p, [&](const Method& method, const Expression& function) {
+    const Expression& used = method.name == "slope" && look_up != nullptr ? look_up->slope : function;
+    if (method.name == "score") members += "  static constexpr bool kModifies = true;\n";
+    if (method.name == "slope") {
+      members += concat("  static constexpr bool kSloped = ", is_one(used) ? "false" : "true", ";\n");
     }
-  }
-  if (const auto mask_mod = score_function(p, ScoreFunction::mask_mod)) {
-    comments += concat("// mask_mod: ", to_string(*mask_mod), "\n");
-    members += "  static constexpr bool kHides = true;\n";
-    if (knows_tiles(p)) members += "  static constexpr bool kSkips = true;\n";
-    members += method("bool", "sees", "", *mask_mod, tables);
+    if (method.name == "sees") members += "  static constexpr bool kHides = true;\n";
+    if (method.name == "sees" && skips) members += "  static constexpr bool kSkips = true;\n";
+    if (method.name != "slope") comments += concat("// ", function_name(method.of), ": ", to_string(function), "\n");
+    members += text_of(p, method, used, query_index, tables);
+  });
+  if (look_up != nullptr) {
+    const std::size_t rank = look_up->indices.size();
+    members += concat("  static constexpr int kTable = ", look_up->table, ", kRank = ", rank, ";\n");
+    const bool one_element = std::ranges::none_of(look_up->indices, [](const Expression& index) {
+      return index.speaks_of("q_idx") || index.speaks_of("kv_idx");
+    });
+    members += concat("  static constexpr bool kOneElement = ", one_element ? "true" : "false", ";\n");
+    for (std::size_t d = 0; d < rank; ++d) {
+      const std::string name = concat("index", d);
+      members += text_of(p, {ScoreFunction::score_mod, "auto", name, ""}, look_up->indices[d], query_index, tables);
+    }
   }
   // The name is the same in every stub: what is made of it must not be shared between modules of one process.
   return concat(comments,
                 "#include \"device/attention/score_functions.h\"\n"
                 "namespace tilewise::device {\nnamespace {\nstruct ScoreFunctions : TabledFunctions {\n",
                 members, "};\n}  // namespace\n}  // namespace tilewise::device\n");
+}
+
+}  // namespace
+
+std::string function_definitions(const Problem& p, QueryIndex query_index) {
+  return has_functions(p) ? definitions(p, query_index, nullptr) : std::string();
+}
+
+std::string look_up_definitions(const Problem& p, const expression::LookUpDerivative& look_up) {
+  return definitions(p, QueryIndex::query, &look_up);
+}
+
+std::int32_t table_element_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return device::kTableBf16;
+    case DType::f16:
+      return device::kTableF16;
+    case DType::f64:
+      return device::kTableF64;
+    default:
+      return device::kTableF32;
+  }
 }
 
 void set_tables(const Problem& p, std::span<device::ScoreTable, device::kMostTables> tables) {
@@ -119,6 +200,11 @@ void set_tables(const Problem& p, std::span<device::ScoreTable, device::kMostTab
       table.sizes[d] = static_cast<std::int32_t>(from.shape[d]);
     }
   }
+  if (!operations::has_block_mask(p)) return;
+  device::ScoreTable& states = tables[p.tables.size() - 1];
+  states.of_blocks = 1;
+  std::int64_t stride = 1;
+  for (std::size_t d = std::size(states.sizes); d-- > 0; stride *= states.sizes[d]) states.strides[d] = stride;
 }
 
 }  // namespace tilewise::backends::portable

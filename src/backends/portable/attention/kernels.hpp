@@ -23,8 +23,12 @@ struct AttentionKernel : gpu::KernelTraits<Config, Params> {
 struct Forward : AttentionKernel<device::ForwardConfig, device::ForwardParams> {
   static constexpr std::string_view kName = "forward", kHeader = "device/attention/forward.h", kKernel = "Forward",
                                     kConfig = "ForwardConfig", kParams = "ForwardParams";
-  /// `beside_tiles`: bytes of a stage that are no tile of keys or values.
-  static std::uint32_t shared_bytes(const Config& config, Family family, std::int32_t beside_tiles = 0);
+  /// `beside_tiles`: bytes of a stage that are no tile of keys or values; of attention those of selected keys, each
+  /// with its place and two addresses.
+  static std::uint32_t shared_bytes(const Config& config, Family family, std::int32_t beside_tiles);
+  static std::uint32_t shared_bytes(const Config& c, Family family) {
+    return shared_bytes(c, family, c.selects ? c.block_n * (4 + 16 * device::selected_places(c)) : 0);
+  }
 };
 
 /// A kernel of scores with functions: the stub brings their source as `ScoreFunctions`.
@@ -36,9 +40,9 @@ struct WithFunctions : Kernel {
   static constexpr std::string_view kConfig = kConfigName.view(), kParams = kParamsName.view();
 
   static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
-    portable::for_each_pointer(params, visit);
+    Kernel::for_each_pointer(params, visit);
     const auto* block = reinterpret_cast<const std::byte*>(&params);
-    portable::visit_tile_classes(params.tiles, block, visit);
+    portable::visit_tile_classes(params.tile_classes, block, visit);
     portable::for_each_table(params.tables, block, visit);
   }
 };
@@ -46,6 +50,13 @@ struct WithFunctions : Kernel {
 struct MaskTiles : AttentionKernel<device::MaskTilesConfig, device::MaskTilesParams> {
   static constexpr std::string_view kName = "mask_tiles", kHeader = "device/attention/mask_tiles.h",
                                     kKernel = "MaskTiles", kConfig = "MaskTilesConfig", kParams = "MaskTilesParams";
+  static std::uint32_t shared_bytes(const Config&, Family) { return 0; }
+};
+
+struct BlockStates : AttentionKernel<device::BlockStatesConfig, device::BlockStatesParams> {
+  static constexpr std::string_view kName = "block_states", kHeader = "device/attention/block_states.h",
+                                    kKernel = "BlockStates", kConfig = "BlockStatesConfig",
+                                    kParams = "BlockStatesParams";
   static std::uint32_t shared_bytes(const Config&, Family) { return 0; }
 };
 
@@ -101,6 +112,20 @@ struct BwdDbias : AttentionKernel<device::BwdDbiasConfig, device::BwdDbiasParams
   static std::uint32_t shared_bytes(const Config& config, Family family);
 };
 
+/// Of one look-up of score_mod: the stub brings its derivative and indices.
+struct BwdDtable : AttentionKernel<device::BwdDtableConfig, device::BwdDtableParams> {
+  static constexpr std::string_view kName = "bwd_dtable", kHeader = "device/attention/bwd_dtable.h",
+                                    kKernel = "BwdDtable", kConfig = "BwdDtableConfig", kParams = "BwdDtableParams";
+  static std::uint32_t shared_bytes(const Config& config, Family family);
+};
+
+struct BwdTableSums : AttentionKernel<device::BwdTableSumsConfig, device::BwdTableSumsParams> {
+  static constexpr std::string_view kName = "bwd_table_sums", kHeader = "device/attention/bwd_table_sums.h",
+                                    kKernel = "BwdTableSums", kConfig = "BwdTableSumsConfig",
+                                    kParams = "BwdTableSumsParams";
+  static std::uint32_t shared_bytes(const Config&, Family) { return 0; }
+};
+
 struct BwdDsink : AttentionKernel<device::BwdDsinkConfig, device::BwdDsinkParams> {
   static constexpr std::string_view kName = "bwd_dsink", kHeader = "device/attention/bwd_dsink.h", kKernel = "BwdDsink",
                                     kConfig = "BwdDsinkConfig", kParams = "BwdDsinkParams";
@@ -125,8 +150,10 @@ void for_each_kernel(Visit&& visit) {
   visit.template operator()<BwdConvertDq>();
   visit.template operator()<BwdConvertDkdv>();
   visit.template operator()<BwdDbias>();
+  visit.template operator()<BwdTableSums>();
   visit.template operator()<BwdDsink>();
   visit.template operator()<ClearRest>();
+  visit.template operator()<BlockStates>();
   visit.template operator()<WithFunctions<MaskTiles>>();
   visit.template operator()<WithFunctions<Forward>>();
   visit.template operator()<WithFunctions<BwdDq>>();

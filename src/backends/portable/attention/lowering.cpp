@@ -2,18 +2,24 @@
 #include "backends/portable/attention/lowering.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "backends/portable/attention/bind.hpp"
+#include "backends/portable/attention/block_states.hpp"
 #include "backends/portable/attention/clear_rest.hpp"
 #include "backends/portable/attention/estimate.hpp"
 #include "backends/portable/attention/functions.hpp"
+#include "backends/portable/attention/launch_with_functions.hpp"
+#include "backends/portable/attention/mask_tiles.hpp"
 #include "backends/portable/attention/schedule.hpp"
+#include "backends/portable/attention/selected_keys.hpp"
 #include "backends/portable/attention/splits.hpp"
 #include "backends/portable/attention/stagger.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "operations/attention/call.hpp"
 #include "operations/attention/rules.hpp"
+#include "operations/attention/score_functions.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
@@ -21,13 +27,19 @@ namespace {
 using core::ceil_div, core::concat;
 
 constexpr std::int64_t kMostHeadDim = 256;  // accumulators of more do not fit a lane's registers
+constexpr std::int64_t kMostBlocks = std::numeric_limits<std::int32_t>::max();
 
 class Lowerer {
  public:
   Lowerer(const Problem& problem, const DeviceTraits& traits)
-      : p_(problem), traits_(traits), estimator_(problem, traits), shape_(operations::attention::shape_of(problem)) {}
+      : p_(problem),
+        traits_(traits),
+        each_query_(each_query_of(problem)),
+        estimator_(each_query_, traits),
+        shape_(operations::attention::shape_of(problem)) {}
 
   Outcome lower() {
+    estimated_us_ += add_block_states(p_, traits_, builder_);
     if (p_.operation == Operation::attention_forward) {
       lower_forward();
     } else {
@@ -45,10 +57,14 @@ class Lowerer {
   void add(const typename Kernel::Config& config, typename Kernel::Params params, std::int64_t tiles,
            std::int64_t splits, std::int64_t heads, std::int64_t batches, double us) {
     params.shape = shape_;
+    const std::int64_t blocks = tiles * splits * heads * batches;
+    if (blocks > kMostBlocks)
+      refusal_ = concat(Kernel::kName, " must have <= ", kMostBlocks, " blocks (got ", blocks, ")");
+    if (!refusal_.empty()) return;
     if constexpr (requires { params.grid; }) {
       params.grid = device::tile_grid(tiles, splits, heads, group_of(p_));
     }
-    const gpu::Extent3 grid{static_cast<std::uint32_t>(tiles * splits * heads * batches)};
+    const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
     if (!launch<Kernel>(config, grid, params)) return;
     estimated_us_ += Estimator::kLaunchUs + us;
     if (fits<Kernel>(config, traits_) || !refusal_.empty()) return;
@@ -60,7 +76,12 @@ class Lowerer {
   template <typename Kernel>
   bool launch(const typename Kernel::Config& config, gpu::Extent3 grid, const typename Kernel::Params& params) {
     if constexpr (requires { typename Kernel::Config::Functions; }) {
-      if (has_functions(p_)) return launch_with_functions<WithFunctions<Kernel>>(config, grid, params);
+      if (has_functions(p_)) {
+        gpu::Launch* const launched = launch_with_functions<Kernel>(p_, traits_.family, config, grid, params,
+                                                                    tile_classes_, bind_with_tables<Kernel>, builder_);
+        if (launched != nullptr && !definitions_.empty()) launched->key.definitions = definitions_;
+        return launched != nullptr;
+      }
     }
     const auto bind_params = [](const void* call, void* block) {
       bind(*static_cast<const device::AttentionParams*>(call), *static_cast<typename Kernel::Params*>(block));
@@ -68,51 +89,32 @@ class Lowerer {
     return builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params) != nullptr;
   }
 
-  template <typename Kernel, typename Params>
-  bool launch_with_functions(const typename Kernel::Config& config, gpu::Extent3 grid, const Params& own) {
-    const auto bind_params = [](const void* block_of_call, void* block) {
-      const auto& call = *static_cast<const device::AttentionParams*>(block_of_call);
-      auto& params = *static_cast<typename Kernel::Params*>(block);
-      bind(call, static_cast<Params&>(params));
-      bind_tables(call, params.tables);
-    };
-    typename Kernel::Params params{own, tile_classes_, {}};
-    set_tables(p_, params.tables);
-    gpu::Launch* const launch = builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params);
-    if (launch == nullptr) return false;
-    if (definitions_.empty()) definitions_ = function_definitions(p_);
-    launch->key.definitions = definitions_;
-    return true;
+  template <typename Kernel>
+  static void bind_with_tables(const void* block_of_call, void* block) {
+    const auto& call = *static_cast<const device::AttentionParams*>(block_of_call);
+    auto& params = *static_cast<typename WithFunctions<Kernel>::Params*>(block);
+    bind(call, static_cast<typename Kernel::Params&>(params));
+    bind_tables(call, params.tables);
   }
 
   /// What mask_mod leaves of tiles of a kernel that is added next.
   void add_mask_tiles(std::int64_t own_rows, std::int64_t streamed_rows, bool keys_own) {
-    tile_classes_ = {};
-    if (!knows_tiles(p_)) return;
     device::MaskTilesConfig config;
     config.own = static_cast<std::int32_t>(own_rows);
     config.streamed = static_cast<std::int32_t>(streamed_rows);
     config.keys_own = keys_own;
-    const std::int64_t own = ceil_div(keys_own ? p_.seqlen_k : p_.seqlen_q, own_rows);
-    const std::int64_t streamed = ceil_div(keys_own ? p_.seqlen_q : p_.seqlen_k, streamed_rows);
-    const std::int64_t entries = has_tiles_of_entries(p_) ? p_.batch_size : 1;
-    device::MaskTilesParams params{};
-    params.classes = {nullptr, entries > 1 ? own * streamed : 0, entries * own * streamed,
-                      static_cast<std::int32_t>(streamed), keys_own};
-    add<MaskTiles>(config, params, own, ceil_div(streamed, std::int64_t{config.waves}), 1, entries,
-                   estimator_.mask_tiles_us(entries));
-    const auto& c = params.classes;
-    tile_classes_ = {nullptr, c.batch_stride, c.bytes, c.streamed, c.keys_own};
+    const MaskTilesStep step = portable::add_mask_tiles(p_, traits_, config, builder_);
+    tile_classes_ = step.classes;
+    estimated_us_ += step.estimated_us;
   }
 
   void lower_forward() {
     device::ForwardConfig config = forward_config(p_, traits_);
     stagger(config, p_, traits_);
-    const std::int64_t rows = p_.seqlen_q * (config.pack_gqa ? group_of(p_) : 1);
     const std::int64_t heads = config.pack_gqa ? p_.num_heads_k : p_.num_heads_q;
-    const std::int64_t tiles = ceil_div(rows, config.block_m());
+    const std::int64_t tiles = row_tiles(p_, config);
     const std::int64_t splits =
-        forward_splits(p_, traits_, config, tiles * heads * p_.batch_size, blocks_at_once(config));
+        forward_splits(each_query_, traits_, config, tiles * heads * p_.batch_size, blocks_at_once(config));
     config.split = splits > 1;
     if (config.split) config.sink = 0;
     if (!config.pack_gqa) add_mask_tiles(config.block_m(), config.block_n, false);
@@ -120,8 +122,8 @@ class Lowerer {
                  estimator_.forward_us(config, tiles * splits * heads * p_.batch_size, splits));
     if (config.split) add_combine(splits);
     builder_.append_schedule(concat(config.block_m(), "x", config.block_n, " tiles, ", config.waves, " waves, ",
-                                    config.stages, config.stages == 1 ? " stage" : " stages",
-                                    config.pack_gqa ? ", heads packed" : "", config.staggered ? ", staggered" : "",
+                                    config.stages, config.stages == 1 ? " stage" : " stages", rows_word(config),
+                                    config.staggered ? ", staggered" : "",
                                     splits > 1 ? concat(", ", splits, " splits") : std::string()));
   }
 
@@ -153,6 +155,7 @@ class Lowerer {
       add_dq();
     }
     if (p_.dbias) add_dbias();
+    if (p_.dtables != 0) add_dtables();
     if (p_.dsink) add<BwdDsink>(bwd_dsink_config(p_), {}, 1, 1, p_.num_heads_q, 1, estimator_.dsink_us());
   }
 
@@ -229,6 +232,54 @@ class Lowerer {
     add<BwdDbias>(config, params, blocks, 1, 1, 1, estimator_.dbias_us(config, blocks));
   }
 
+  /// Sums that are cleared, added to look-up by look-up, and rounded into the gradients.
+  void add_dtables() {
+    for (std::size_t i = 0; i < p_.tables.size(); ++i)
+      if (operations::attention::wants_table_gradient(p_, i)) add_table_sums(i, false);
+    const device::BwdDtableConfig config = bwd_dtable_config(p_, traits_);
+    const std::int64_t tiles = ceil_div(p_.seqlen_q, config.block_m());
+    for (const expression::LookUpDerivative& look_up : operations::attention::wanted_look_ups(p_)) {
+      device::BwdDtableParams params{};
+      params.table = static_cast<std::int32_t>(look_up.table);
+      params.sums_size = sums_size(look_up.table);
+      if (params.sums_size == 0) continue;
+      definitions_ = look_up_definitions(p_, look_up);
+      add<BwdDtable>(config, params, tiles, 1, p_.num_heads_q, p_.batch_size,
+                     estimator_.dbias_us(config, tiles * p_.num_heads_q * p_.batch_size));
+      definitions_.clear();
+    }
+    for (std::size_t i = 0; i < p_.tables.size(); ++i)
+      if (operations::attention::wants_table_gradient(p_, i)) add_table_sums(i, true);
+  }
+
+  /// Of a table's elements.
+  [[nodiscard]] std::int64_t sums_size(std::size_t table) const {
+    std::int64_t elements = 1;
+    for (std::size_t d = 0; d < static_cast<std::size_t>(p_.tables[table].rank); ++d)
+      elements *= p_.tables[table].shape[d];
+    return elements;
+  }
+
+  void add_table_sums(std::size_t table, bool stores) {
+    const TableShape& shape = p_.tables[table];
+    device::BwdTableSumsConfig config;
+    config.stores = stores;
+    if (stores) config.element = table_element_of(shape.dtype);
+    device::BwdTableSumsParams params{};
+    params.table = static_cast<std::int32_t>(table);
+    params.sums_size = sums_size(table);
+    if (params.sums_size == 0) return;
+    std::ranges::fill(params.sizes, 1);
+    for (std::size_t d = 0; d < static_cast<std::size_t>(shape.rank); ++d)
+      params.sizes[d] = static_cast<std::int32_t>(shape.shape[d]);
+    if (stores) params.element_bytes = static_cast<std::int32_t>(size_of(shape.dtype));
+    constexpr std::int64_t kElementsABlock = 1024;
+    const std::int64_t blocks =
+        std::clamp<std::int64_t>(params.sums_size / kElementsABlock, 1, 4 * traits_.multiprocessors);
+    params.blocks = static_cast<std::int32_t>(blocks);
+    add<BwdTableSums>(config, params, blocks, 1, 1, 1, 1.0);
+  }
+
   template <typename Kernel>
   void describe(std::int32_t own, std::int32_t streamed) {
     builder_.append_schedule(concat(Kernel::kName, " ", own, "x", streamed, " tiles"));
@@ -236,10 +287,11 @@ class Lowerer {
 
   const Problem& p_;
   const DeviceTraits& traits_;
+  Problem each_query_;
   Estimator estimator_;
   device::AttentionShape shape_;
   gpu::LoweringBuilder builder_{traits_.overlaps_steps};
-  std::string refusal_, definitions_;
+  std::string refusal_, definitions_;  // the second: of the kernel that is added next, where they are not the problem's
   device::TileClasses<const std::uint8_t> tile_classes_{};  // of the kernel that is added next
   double estimated_us_ = 0.0;
 };
@@ -252,7 +304,11 @@ std::string limit_refusal(const Problem& p) {
   }
   const std::int64_t longest = std::max(p.seqlen_q * group_of(p), p.seqlen_k);
   constexpr std::int64_t kLongest = std::int64_t{1} << 29;
+  if (std::string refusal = selection_refusal(p.top_k); !refusal.empty()) return refusal;
+  if (p.top_k > 0 && p.operation == Operation::attention_backward)
+    return "key_indices must not be given to the backward pass, of which no kernel gathers keys";
   if (longest > kLongest) return concat("rows of a sequence must be <= 2^29 (got ", longest, ")");
+  if (p.dtables != 0 && p.deterministic) return "dtables must not be deterministic, since sums come in any order";
   return functions_refusal(p);
 }
 
@@ -260,7 +316,7 @@ std::string limit_refusal(const Problem& p) {
 
 Outcome lower(const Problem& problem, const core::DeviceDescription& device, Family family) {
   if (std::string reason = limit_refusal(problem); !reason.empty()) return {{}, std::move(reason)};
-  return Lowerer(problem, traits_of(device, family)).lower();
+  return Lowerer(with_block_states(problem), traits_of(device, family)).lower();
 }
 
 }  // namespace tilewise::backends::portable

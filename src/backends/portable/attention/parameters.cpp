@@ -1,8 +1,11 @@
 // What each pointer of a parameter block points to: name, access and extent.
 #include "backends/portable/attention/parameters.hpp"
 
+#include <array>
+
 #include "backends/portable/attention/pointer_table.hpp"
 #include "operations/attention/score_functions.hpp"
+#include "operations/block_mask.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
@@ -19,15 +22,6 @@ void score_inputs(const PointerTable<Params>& table, const Params& p) {
   table.values(p.v, "v", Access::read);
 }
 
-/// Of two kernels of a pass, tiles of queries are own rows of one, and tiles of keys of the other.
-template <typename Byte>
-Region region_of(const device::TileClasses<Byte>& classes, Access access) {
-  Region region{.name = classes.keys_own != 0 ? "key_tile_classes" : "query_tile_classes", .workspace = true};
-  region.access = access;
-  region.row = classes.bytes;
-  return region;
-}
-
 /// What those of the backward pass read beside.
 template <typename Params>
 void gradient_inputs(const PointerTable<Params>& table, const Params& p) {
@@ -37,17 +31,61 @@ void gradient_inputs(const PointerTable<Params>& table, const Params& p) {
   table.delta(p.delta, Access::read);
 }
 
+/// Of the workspace that the launches of one table share.
+std::string_view sums_name(std::int32_t table) {
+  constexpr std::array<std::string_view, device::kMostTables> kNames{"dtable0_sums", "dtable1_sums", "dtable2_sums",
+                                                                     "dtable3_sums", "dtable4_sums", "dtable5_sums",
+                                                                     "dtable6_sums", "dtable7_sums"};
+  return kNames[static_cast<std::size_t>(table)];
+}
+
+Region region_of_states(std::int64_t bytes, Access access) {
+  Region region{.name = kBlockStatesPart, .workspace = true};
+  region.access = access;
+  region.row = bytes;
+  region.one_writer = false;  // a list may have a block twice
+  return region;
+}
+
 }  // namespace
+
+Region region_of_tiles(std::int32_t rows, std::int64_t bytes, Access access) {
+  constexpr std::array<std::string_view, 4> kNames{"query_tile_classes", "key_tile_classes", "key_tile_lists",
+                                                   "query_tile_ranges"};
+  Region region{.name = kNames.at(static_cast<std::size_t>(rows)), .workspace = true};
+  region.access = access;
+  region.row = bytes;
+  return region;
+}
+
+void for_each_pointer(const device::BlockStatesParams& p, const RegionVisitor& visit) {
+  const PointerTable table(p, visit);
+  const auto name = [&p](std::size_t beyond) {
+    return operations::block_mask_name(static_cast<std::size_t>(p.tensor) + beyond);
+  };
+  const auto& counts = p.count_strides;
+  const auto& indices = p.index_strides;
+  table.add(p.counts, {.name = name(0),
+                       .element_bytes = sizeof(std::int32_t),
+                       .outer = {{{p.batch, counts[0]}, {p.heads, counts[1]}, {p.rows, counts[2]}}},
+                       .rank = 3});
+  table.add(p.indices,
+            {.name = name(1),
+             .element_bytes = sizeof(std::int32_t),
+             .outer = {{{p.batch, indices[0]}, {p.heads, indices[1]}, {p.rows, indices[2]}, {p.columns, indices[3]}}},
+             .rank = 4});
+  table.add(p.states, region_of_states(std::int64_t{p.batch} * p.heads * p.rows * p.columns, Access::write));
+}
 
 void for_each_pointer(const device::MaskTilesParams& p, const RegionVisitor& visit) {
   const PointerTable table(p, visit);
   table.lengths();
-  table.add(p.classes.data, region_of(p.classes, Access::write));
+  table.add(p.classes.data, region_of_tiles(p.classes.rows, p.classes.bytes, Access::write));
 }
 
 void visit_tile_classes(const device::TileClasses<const std::uint8_t>& classes, const std::byte* block,
                         const RegionVisitor& visit) {
-  visit(region_of(classes, Access::read),
+  visit(region_of_tiles(classes.rows, classes.bytes, Access::read),
         static_cast<std::size_t>(reinterpret_cast<const std::byte*>(&classes.data) - block));
 }
 
@@ -59,6 +97,11 @@ void for_each_table(std::span<const device::ScoreTable, device::kMostTables> tab
                   .element_bytes = static_cast<std::size_t>(std::max(table.element_bytes, 1)),
                   .rank = static_cast<int>(std::size(table.sizes))};
     for (std::size_t d = 0; d < std::size(table.sizes); ++d) region.outer[d] = {table.sizes[d], table.strides[d]};
+    if (table.of_blocks != 0) {
+      std::int64_t bytes = 1;
+      for (const std::int32_t size : table.sizes) bytes *= size;
+      region = region_of_states(bytes, Access::read);
+    }
     visit(region, static_cast<std::size_t>(reinterpret_cast<const std::byte*>(&table.data) - block));
   }
 }
@@ -66,6 +109,7 @@ void for_each_table(std::span<const device::ScoreTable, device::kMostTables> tab
 void for_each_pointer(const device::ForwardParams& p, const RegionVisitor& visit) {
   const PointerTable table(p, visit);
   score_inputs(table, p);
+  table.selected(p.key_indices);
   const bool split = p.grid.num_splits > 1;
   const std::int64_t rows = split ? p.grid.num_splits * table.statistics() : 0;
   table.outs(p.out, "out", Access::write);
@@ -142,6 +186,25 @@ void for_each_pointer(const device::BwdDbiasParams& p, const RegionVisitor& visi
   gradient_inputs(table, p);
   table.bias(p.dbias, "dbias", Access::write, p.score.bias_type,
              {p.dbias_shape[0], p.dbias_shape[1], p.dbias_shape[2], p.dbias_shape[3]});
+}
+
+void for_each_pointer(const device::BwdDtableParams& p, const RegionVisitor& visit) {
+  const PointerTable table(p, visit);
+  gradient_inputs(table, p);
+  table.workspace(p.sums, sums_name(p.table), Access::add, p.sums_size);
+}
+
+void for_each_pointer(const device::BwdTableSumsParams& p, const RegionVisitor& visit) {
+  const PointerTable table(p, visit);
+  table.lengths();
+  const bool stores = p.element_bytes > 0;
+  table.workspace(p.sums, sums_name(p.table), stores ? Access::read : Access::write, p.sums_size);
+  Region gradient{.name = operations::attention::dtable_name(static_cast<std::size_t>(p.table)),
+                  .access = Access::write,
+                  .element_bytes = static_cast<std::size_t>(std::max(p.element_bytes, 1)),
+                  .rank = static_cast<int>(std::size(p.sizes))};
+  for (std::size_t d = 0; d < std::size(p.sizes); ++d) gradient.outer[d] = {stores ? p.sizes[d] : 0, p.strides[d]};
+  table.add(p.to, gradient);
 }
 
 void for_each_pointer(const device::BwdDsinkParams& p, const RegionVisitor& visit) {

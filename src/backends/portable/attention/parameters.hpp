@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "device/attention/params.h"
 #include "gpu/parameters.hpp"
@@ -13,6 +14,13 @@ namespace tilewise::backends::portable {
 
 using gpu::RegionVisitor;
 
+/// What TileClasses point to, by their own rows (device::TileRows).
+[[nodiscard]] gpu::Region region_of_tiles(std::int32_t rows, std::int64_t bytes, gpu::Access access);
+
+/// The part of the workspace that has a block mask's states.
+inline constexpr std::string_view kBlockStatesPart = "block_states";
+
+void for_each_pointer(const device::BlockStatesParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::MaskTilesParams& p, const RegionVisitor& visit);
 /// What that kernel has found, in the block that begins at `block`.
 void visit_tile_classes(const device::TileClasses<const std::uint8_t>& classes, const std::byte* block,
@@ -30,6 +38,8 @@ void for_each_pointer(const device::BwdParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::BwdConvertDqParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::BwdConvertDkdvParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::BwdDbiasParams& p, const RegionVisitor& visit);
+void for_each_pointer(const device::BwdDtableParams& p, const RegionVisitor& visit);
+void for_each_pointer(const device::BwdTableSumsParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::BwdDsinkParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::ClearRestParams& p, const RegionVisitor& visit);
 

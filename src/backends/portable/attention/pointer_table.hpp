@@ -89,6 +89,16 @@ class PointerTable {
                  .rank = 1});
   }
 
+  void selected(const device::IndexTensor& t) const {
+    const Rows rows = query_rows(p_.shape);
+    const std::int64_t heads = t.head_stride == 0 ? 1 : p_.shape.num_heads_k;
+    add(t.data, {.name = "key_indices",
+                 .element_bytes = sizeof(std::int32_t),
+                 .outer = {{{rows.batch, t.batch_stride}, {rows.rows, t.seq_stride}, {heads, t.head_stride}}},
+                 .rank = 3,
+                 .row = t.count});
+  }
+
   void scales(const device::HeadScales& t, std::string_view name, std::int64_t entries) const {
     add(t.data, {.name = name,
                  .element_bytes = sizeof(float),

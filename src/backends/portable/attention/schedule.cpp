@@ -6,6 +6,7 @@
 #include <span>
 
 #include "backends/portable/attention/functions.hpp"
+#include "backends/portable/attention/selected_keys.hpp"
 #include "core/ceil_div.hpp"
 
 namespace tilewise::backends::portable {
@@ -116,6 +117,15 @@ void shape_lone_rdna_wave(device::ForwardConfig& c, bool batch_invariant) {
   }
 }
 
+/// Few rows of RDNA3 leave their operand in shared memory, and four waves the copying, where bias and more, or elements
+/// that come one by one beside options, pass the registers (12 and 160 bytes of scratch at head_dim 80 and 128).
+void share_crowded_rows(device::ForwardConfig& c) {
+  if (c.head_dim + c.head_dim_v <= 128 || !is_featured(c) || (!is_crowded(c) && c.vector_rows)) return;
+  c.waves = 4;
+  c.rows_in_registers = 0;
+  c.block_n = 32;
+}
+
 /// The widest rows of which a wave of RDNA holds 32. RDNA4's operands take half the registers; masks and columns to
 /// leave out together pass them (20 and 24 bytes spilled at head_dim 80), and elements that come one by one (8 at 128).
 std::int32_t most_dim_of_two_tiles(const device::ForwardConfig& c, Family family) {
@@ -124,10 +134,10 @@ std::int32_t most_dim_of_two_tiles(const device::ForwardConfig& c, Family family
 
 /// Eight waves of CDNA share the copying of a tile where it is large enough, and two a SIMD have 256 registers each:
 /// too few for what bias, ALiBi or dropout add beyond head_dim 160, beside elements that come one by one beyond 96 (108
-/// bytes of scratch), or all of them beyond 96.
+/// bytes of scratch), or all of them or softcap (64) beyond 96.
 bool wants_wide_waves(const device::ForwardConfig& c) {
   const std::int32_t dim = c.wider_dim();
-  return is_featured(c) && (dim > 160 || (dim > 96 && (is_crowded(c) || !c.vector_rows)));
+  return is_featured(c) && (dim > 160 || (dim > 96 && (is_crowded(c) || c.softcap || !c.vector_rows)));
 }
 
 void shape_forward(device::ForwardConfig& c, const Problem& p, const DeviceTraits& traits) {
@@ -156,12 +166,14 @@ void shape_forward(device::ForwardConfig& c, const Problem& p, const DeviceTrait
     case Family::rdna:
     case Family::rdna4:
       // 32 rows a wave halve the reads of shared memory; beyond head_dim 64, or with more to do for a score, they don't
-      // fit the registers, nor do 16 rows' own operand beyond 128.
+      // fit the registers, nor do 16 rows' own operand beyond 128, and RDNA3's, which is twice as large, beyond 96
+      // beside everything that scores may need (8 bytes of scratch on gfx1102).
       c.waves = rows <= 16 ? 1 : 4;
       c.rows_per_wave = dim <= most_dim_of_two_tiles(c, traits.family) && rows > 64 && !is_featured(c) ? 32 : 16;
-      c.rows_in_registers = dim <= 128;
+      c.rows_in_registers = dim <= (traits.family == Family::rdna && c.waves > 1 && is_crowded(c) ? 96 : 128);
       c.block_n = 32;
       if (c.waves == 1) shape_lone_rdna_wave(c, p.batch_invariant);
+      if (rows <= 16 && traits.family == Family::rdna) share_crowded_rows(c);
       break;
   }
 }
@@ -226,9 +238,11 @@ device::ForwardConfig shaped_forward(const Problem& p, const DeviceTraits& trait
   // The last query sees every key before it. Without a mask a block has its first key 100 instructions earlier.
   const bool is_last = p.seqlen_q <= 1 && p.alignment == Alignment::bottom_right;
   if (is_last && p.mask == Mask::causal && p.window_left < 0 && p.window_right < 0) c.ranged = 0;
+  c.selects = p.top_k > 0;
   c.sink = p.sink != SinkKind::none;
-  c.pack_gqa = group_of(p) > 1 && p.seqlen_q <= kFewQueries;
+  c.pack_gqa = c.selects || (group_of(p) > 1 && p.seqlen_q <= kFewQueries);
   shape_forward(c, p, traits);
+  if (c.selects) shape_selected(c, traits.family);
   shrink_to_fit<Forward>(c, &device::ForwardConfig::block_n, traits);
   return c;
 }
@@ -251,7 +265,8 @@ operations::attention::FeatureSet attention_features() {
           leftpad_k,     dlse,
           deterministic, batch_invariant,
           clear_rest,    score_mod,
-          mask_mod};
+          mask_mod,      dtables,
+          key_indices,   block_mask};
 }
 
 void set_score_options(ScoreConfig& c, const Problem& p) {
@@ -272,10 +287,10 @@ std::int32_t padded_dim(std::int64_t dim) {
 }
 
 device::ForwardConfig forward_config(const Problem& p, const DeviceTraits& traits) {
-  device::ForwardConfig c = shaped_forward(p, traits);
+  device::ForwardConfig c = shaped_forward(each_query_of(p), traits);
   // Tiles of keys decide the order of a row's sums: with batch_invariant they are those of many rows, for which shared
   // memory has room for the fewest.
-  if (p.batch_invariant && p.seqlen_q < kManyQueries) {
+  if (p.batch_invariant && p.seqlen_q < kManyQueries && !c.selects) {
     Problem many = p;
     many.seqlen_q = kManyQueries;
     c.block_n = shaped_forward(many, traits).block_n;
@@ -398,6 +413,10 @@ device::BwdDbiasConfig bwd_dbias_config(const Problem& p, const DeviceTraits& tr
   c.block_n = 32;  // its sums are a third fragment beside S and dP
   shrink_to_fit<BwdDbias>(c, &device::BwdDbiasConfig::block_n, traits);
   return c;
+}
+
+device::BwdDtableConfig bwd_dtable_config(const Problem& p, const DeviceTraits& traits) {
+  return {bwd_dbias_config(p, traits)};
 }
 
 std::int64_t dbias_blocks(const Problem& p, const device::BwdDbiasConfig& config) {

@@ -40,6 +40,7 @@ template <typename AnyProblem>
                                                                    const device::BwdConfig& bwd);
 [[nodiscard]] device::BwdDbiasConfig bwd_dbias_config(const Problem& problem, const DeviceTraits& traits);
 /// Patches of dbias, a block each.
+[[nodiscard]] device::BwdDtableConfig bwd_dtable_config(const Problem& problem, const DeviceTraits& traits);
 [[nodiscard]] std::int64_t dbias_blocks(const Problem& problem, const device::BwdDbiasConfig& config);
 [[nodiscard]] device::BwdDsinkConfig bwd_dsink_config(const Problem& problem);
 

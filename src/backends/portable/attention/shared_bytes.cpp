@@ -82,6 +82,11 @@ std::uint32_t BwdDbias::shared_bytes(const Config& c, Family) {
   return size(std::max(own + streamed, kFloat * c.block_m() * c.block_n));
 }
 
+std::uint32_t BwdDtable::shared_bytes(const Config& c, Family) {
+  return size(tile(c.block_m(), c.head_dim) + tile(c.block_m(), c.head_dim_v) + tile(c.block_n, c.head_dim) +
+              tile(c.block_n, c.head_dim_v));
+}
+
 std::uint32_t BwdDsink::shared_bytes(const Config& c, Family family) {
   return size(kFloat * c.waves) * gpu::lanes(family);
 }

@@ -41,8 +41,8 @@ void choose_copies(device::ForwardConfig& c, const DeviceTraits& traits) {
 
 void stagger(device::ForwardConfig& config, const Problem& p, const DeviceTraits& traits) {
   if (traits.family != Family::cdna) return;
-  // Elements that come one by one, and options of scores, have no room beside operands that are read ahead.
-  if (!config.vector_rows || !config.plain_scale || config.dropout || has_functions(p)) return;
+  // Elements that come one by one, options of scores and selected keys have no room beside operands read ahead.
+  if (!config.vector_rows || !config.plain_scale || config.dropout || has_functions(p) || config.selects) return;
   device::ForwardConfig c = config;
   c.waves = kWaves;
   c.staggered = 1;

@@ -62,6 +62,11 @@ void bind(const KvCacheParams& call, device::KvCacheForwardParams& params) {
   params.rotary = rotary_of(call);
 }
 
+void bind(const KvCacheParams& call, device::KvCacheMaskTilesParams& params) {
+  params.shape = attended_rows(call);
+  params.cache = cache_of(call);
+}
+
 void bind(const KvCacheParams& call, device::KvCacheCombineParams& params) {
   bind(attended_rows(call), params);
   params.cache = cache_of(call);

@@ -8,6 +8,7 @@ namespace tilewise::backends::portable {
 
 // Grid and workspace, and whether queries are rotated, stay as the lowering has set them.
 void bind(const operations::kv_cache::KvCacheParams& call, device::KvCacheForwardParams& params);
+void bind(const operations::kv_cache::KvCacheParams& call, device::KvCacheMaskTilesParams& params);
 void bind(const operations::kv_cache::KvCacheParams& call, device::KvCacheCombineParams& params);
 void bind(const operations::kv_cache::KvCacheParams& call, device::AppendKvParams& params);
 void bind(const operations::kv_cache::KvCacheParams& call, device::RotateQueriesParams& params);

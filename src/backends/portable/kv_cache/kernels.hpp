@@ -25,15 +25,26 @@ struct KvCacheForward : KvCacheKernel<device::KvCacheForwardConfig, device::KvCa
                                     kParams = "KvCacheForwardParams";
   static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
   /// What a stage holds for each key beside 16-bit elements of tiles: bytes that are not widened yet, or half of the
-  /// tiles less where they are bytes; two scales, two offsets.
+  /// tiles less where they are bytes, or all of them where they go to registers; two scales, two addresses, and the
+  /// number of a selected one.
   static std::int32_t bytes_beside_tiles(const Config& c) {
     const std::int32_t bytes = c.head_dim + c.head_dim_v;
     return c.block_n * ((c.keeps_bytes        ? bytes
                          : c.multiplies_bytes ? -bytes
+                         : c.direct_operands  ? -2 * bytes
                                               : 0) +
                         (c.scales == device::kTokenScales ? 8 : 0) +
-                        (device::lies_in_rows(c) ? 0 : 16 * device::places_a_stage(c)));
+                        (device::lies_in_rows(c) ? 0 : 16 * device::places_a_stage(c)) + (c.selects ? 4 : 0));
   }
+};
+
+/// Before a forward kernel with functions: what mask_mod leaves of its tiles.
+struct KvCacheMaskTiles : KvCacheKernel<device::KvCacheMaskTilesConfig, device::KvCacheMaskTilesParams> {
+  static constexpr std::string_view kName = "kv_cache_mask_tiles", kHeader = "device/kv_cache/mask_tiles.h",
+                                    kKernel = "KvCacheMaskTiles", kConfig = "KvCacheMaskTilesConfig",
+                                    kParams = "KvCacheMaskTilesParams";
+  static constexpr bool kWaits = false;
+  static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
 };
 
 struct KvCacheCombine : KvCacheKernel<device::KvCacheCombineConfig, device::KvCacheCombineParams> {
@@ -61,6 +72,7 @@ struct RotateQueries : KvCacheKernel<device::AppendKvConfig, device::RotateQueri
 template <typename Visit>
 void for_each_kv_cache_kernel(Visit&& visit) {
   visit.template operator()<KvCacheForward>();
+  visit.template operator()<KvCacheMaskTiles>();
   visit.template operator()<KvCacheCombine>();
   visit.template operator()<AppendKv>();
   visit.template operator()<RotateQueries>();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/portable/attention/selected_keys.hpp"
 #include "backends/portable/attention/splits.hpp"
 #include "backends/portable/kv_cache/schedule.hpp"
 #include "operations/attention/work.hpp"
@@ -28,14 +29,15 @@ double f(std::int64_t n) { return static_cast<double>(n); }
 std::int64_t key_splits(const KvCacheProblem& p, const DeviceTraits& traits, const device::KvCacheForwardConfig& config,
                         std::int64_t heads, std::int64_t tiles) {
   if (p.num_splits > 0) return std::min<std::int64_t>(p.num_splits, device::kMostSplits);
-  Problem typical = attention_of(p);
-  if (p.cache_seqlens && tiles == 1) typical.seqlen_k = std::min(typical.seqlen_k, kTypicalKeys);
+  Problem typical = each_query_of(attention_of(p));
+  if (p.top_k == 0 && p.cache_seqlens && tiles == 1) typical.seqlen_k = std::min(typical.seqlen_k, kTypicalKeys);
   return forward_splits(typical, traits, config, tiles * heads * p.batch_size, blocks_at_once(config));
 }
 
 device::KeySchedule schedule_keys(const KvCacheProblem& p, const DeviceTraits& traits, const ScheduledBlocks& blocks) {
   device::KeySchedule key_schedule{};
-  const bool differ = p.cache_seqlens && p.batch_size > 1 && p.batch_size <= device::kMostScheduledSequences;
+  const bool differ =
+      p.top_k == 0 && p.cache_seqlens && p.batch_size > 1 && p.batch_size <= device::kMostScheduledSequences;
   if (!differ || p.num_splits > 0 || p.batch_invariant) return key_schedule;
   const double seen = operations::attention::most_keys_seen(attention_of(p), f(std::max<std::int64_t>(p.seqlen_q, 1)));
   const double most_tiles = std::ceil(seen / blocks.block_n) + 1.0;

@@ -5,10 +5,16 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "backends/portable/alignment.hpp"
+#include "backends/portable/attention/bind.hpp"
+#include "backends/portable/attention/block_states.hpp"
 #include "backends/portable/attention/estimate.hpp"
+#include "backends/portable/attention/functions.hpp"
+#include "backends/portable/attention/kernels.hpp"
 #include "backends/portable/attention/schedule.hpp"
+#include "backends/portable/attention/selected_keys.hpp"
 #include "backends/portable/kv_cache/bind.hpp"
 #include "backends/portable/kv_cache/key_parts.hpp"
 #include "backends/portable/kv_cache/schedule.hpp"
@@ -29,7 +35,11 @@ constexpr std::int64_t kMostPlaces = std::numeric_limits<std::int32_t>::max();
 class Lowerer {
  public:
   Lowerer(const KvCacheProblem& problem, const DeviceTraits& traits)
-      : p_(problem), traits_(traits), attention_(attention_of(problem)), estimator_(attention_, traits) {}
+      : p_(problem),
+        traits_(traits),
+        attention_(attention_of(problem)),
+        each_query_(each_query_of(attention_)),
+        estimator_(each_query_, traits) {}
 
   Outcome lower() {
     if (const std::string refusal = limits(); !refusal.empty()) return {{}, refusal};
@@ -47,28 +57,61 @@ class Lowerer {
   [[nodiscard]] std::string limits() const {
     const std::int64_t places = operations::kv_cache::capacity_of(p_);
     if (places > kMostPlaces) return concat("a sequence must have <= ", kMostPlaces, " places (got ", places, ")");
-    return {};
+    if (std::string refusal = selection_refusal(p_.top_k); !refusal.empty()) return refusal;
+    if (!has_functions(attention_)) return {};
+    const std::int64_t rows = std::max(places, p_.seqlen_q);
+    if (rows > kMostFunctionRows) return concat("a sequence with functions must have <= 2^29 places (got ", rows, ")");
+    return functions_refusal(attention_);
+  }
+
+  /// Null where there are no blocks.
+  template <typename Kernel>
+  gpu::Launch* launch(const typename Kernel::Config& config, const gpu::Extent3& grid,
+                      const typename Kernel::Params& params) {
+    const auto bind_params = [](const void* call, void* block) {
+      bind(*static_cast<const KvCacheParams*>(call), *static_cast<typename Kernel::Params*>(block));
+    };
+    return builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params);
+  }
+  template <typename Kernel, typename Params = typename Kernel::Params>
+  gpu::Launch* launch_with_functions(const typename Kernel::Config& config, const gpu::Extent3& grid,
+                                     const Params& own) {
+    using Functions = WithFunctions<Kernel>;
+    const auto bind_params = [](const void* block_of_call, void* block) {
+      const auto& call = *static_cast<const KvCacheParams*>(block_of_call);
+      auto& params = *static_cast<typename Functions::Params*>(block);
+      bind(call, static_cast<Params&>(params));
+      bind_tables(call.tables, params.tables);
+    };
+    typename Functions::Params params{own, tile_classes_, {}};
+    set_tables(attention_, params.tables);
+    gpu::Launch* const launch = builder_.launch<Functions>(traits_.family, config, grid, params, bind_params);
+    if (launch != nullptr) launch->key.definitions = function_definitions(attention_, QueryIndex::position);
+    return launch;
   }
 
   template <typename Kernel>
   gpu::Launch* add(const typename Kernel::Config& config, typename Kernel::Params params, std::int64_t blocks,
                    double us) {
     params.shape = operations::attention::shape_of(attention_);
-    const auto bind_params = [](const void* call, void* block) {
-      bind(*static_cast<const KvCacheParams*>(call), *static_cast<typename Kernel::Params*>(block));
-    };
     if (blocks > kMostPlaces) {
       refusal_ = concat(Kernel::kName, " must have <= ", kMostPlaces, " blocks (got ", blocks, ")");
       return nullptr;
     }
     const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
-    gpu::Launch* const launch = builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params);
-    if (launch == nullptr) return nullptr;
+    gpu::Launch* launched = nullptr;
+    if constexpr (std::is_same_v<Kernel, KvCacheForward>) {
+      launched = has_functions(attention_) ? launch_with_functions<Kernel>(config, grid, params)
+                                           : launch<Kernel>(config, grid, params);
+    } else {
+      launched = launch<Kernel>(config, grid, params);
+    }
+    if (launched == nullptr) return nullptr;
     estimated_us_ += Estimator::kLaunchUs + us;
-    if (fits<Kernel>(config, traits_) || !refusal_.empty()) return launch;
+    if (fits<Kernel>(config, traits_) || !refusal_.empty()) return launched;
     refusal_ = concat(Kernel::kName, " needs ", Kernel::shared_bytes(config, traits_.family),
                       " bytes of shared memory a block, ", traits_.architecture, " has ", traits_.shared_bytes);
-    return launch;
+    return launched;
   }
 
   /// Blocks that begin while the step before them ends find multiprocessors taken, and would crowd on the others: 512
@@ -101,15 +144,16 @@ class Lowerer {
   }
 
   void add_attention() {
+    estimated_us_ +=
+        add_block_states(operations::kv_cache::blocked_scores(p_), traits_, builder_, bind_block_states<KvCacheParams>);
     device::KvCacheForwardConfig config = kv_cache_forward_config(p_, traits_);
     if (p_.append && !config.appends) add_append();
     add_forward(config);
   }
 
   void add_forward(device::KvCacheForwardConfig config) {
-    const std::int64_t rows = p_.seqlen_q * (config.pack_gqa ? group_of(attention_) : 1);
     const std::int64_t heads = (config.pack_gqa ? p_.num_heads_k : p_.num_heads_q) * config.v_parts;
-    const std::int64_t tiles = ceil_div(rows, config.block_m()), blocks = tiles * heads * p_.batch_size;
+    const std::int64_t tiles = row_tiles(attention_, config), blocks = tiles * heads * p_.batch_size;
     const ScheduledBlocks blocks_taken{heads, blocks_at_once(config), config.block_n};
     const device::KeySchedule key_schedule =
         tiles == 1 ? schedule_keys(p_, traits_, blocks_taken) : device::KeySchedule{};
@@ -127,17 +171,42 @@ class Lowerer {
     const double us =
         estimator_.forward_us(config, blocks * splits, splits, key_bytes) + (config.appends ? kAppendUs : 0.0);
     const std::int64_t all_blocks = scheduled ? key_schedule.places * heads : blocks * splits;
+    add_mask_tiles(config, tiles);
     gpu::Launch* const launch = add<KvCacheForward>(config, params, all_blocks, us);
+    // It reads at once what steps before it have found.
+    if (launch != nullptr && (tile_classes_.bytes > 0 || operations::has_block_mask(p_))) launch->programmatic = false;
     if (launch != nullptr && launch->programmatic) spread(*launch);
     if (config.split) add_combine(config, key_schedule, splits);
     builder_.append_schedule(concat(config.block_m(), "x", config.block_n, " tiles, ", config.waves, " waves, ",
-                                    config.stages, config.stages == 1 ? " stage" : " stages",
-                                    config.pack_gqa ? ", heads packed" : "", config.appends ? ", appends" : "",
+                                    config.stages, config.stages == 1 ? " stage" : " stages", rows_word(config),
+                                    config.appends ? ", appends" : "",
                                     config.multiplies_bytes ? ", fp8 widened in products" : "",
+                                    config.direct_operands ? ", tiles in registers" : "",
                                     config.v_parts > 1 ? concat(", ", config.v_parts, " parts of v") : std::string(),
                                     scheduled    ? concat(", ", key_schedule.places, " parts scheduled by lengths")
                                     : splits > 1 ? concat(", ", splits, " splits")
                                                  : std::string()));
+  }
+
+  /// What mask_mod leaves of the tiles of the forward kernel, which is added next.
+  void add_mask_tiles(const device::KvCacheForwardConfig& forward, std::int64_t tiles) {
+    if (!knows_tiles(attention_)) return;
+    device::KvCacheMaskTilesConfig config;
+    config.own = forward.block_m();
+    config.streamed = forward.block_n;
+    config.packs_heads = forward.pack_gqa;
+    const std::int64_t streamed = ceil_div(operations::kv_cache::capacity_of(p_), std::int64_t{config.streamed});
+    const std::int64_t splits = ceil_div(streamed, std::int64_t{config.waves});
+    device::KvCacheMaskTilesParams params{};
+    params.shape = operations::attention::shape_of(attention_);
+    params.grid = grid_of(tiles, splits, 1);
+    params.classes = {nullptr, tiles * streamed, p_.batch_size * tiles * streamed, static_cast<std::int32_t>(streamed),
+                      device::kQueryTiles};
+    const gpu::Extent3 grid{static_cast<std::uint32_t>(tiles * splits * p_.batch_size)};
+    if (launch_with_functions<KvCacheMaskTiles>(config, grid, params) == nullptr) return;
+    const auto& c = params.classes;
+    tile_classes_ = {nullptr, c.batch_stride, c.bytes, c.streamed, c.rows};
+    estimated_us_ += Estimator::kLaunchUs + estimator_.mask_tiles_us(p_.batch_size);
   }
 
   void add_combine(const device::KvCacheForwardConfig& forward, const device::KeySchedule& key_schedule,
@@ -158,9 +227,10 @@ class Lowerer {
 
   const KvCacheProblem& p_;
   const DeviceTraits& traits_;
-  Problem attention_;
+  Problem attention_, each_query_;
   Estimator estimator_;
   gpu::LoweringBuilder builder_{traits_.overlaps_steps};
+  device::TileClasses<const std::uint8_t> tile_classes_{};
   std::string refusal_;
   double estimated_us_ = 0.0;
 };

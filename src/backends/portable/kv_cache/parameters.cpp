@@ -21,7 +21,15 @@ void for_each_pointer(const device::KvCacheForwardParams& p, const RegionVisitor
   table.outs(p.out, "out", Access::write);
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
   table.sink(p.sink, "sink", Access::read);
+  table.selected(p.key_indices);
   table.parts_of_keys(p.grid.num_splits > 1 ? p.grid.num_splits : 0, Access::write);
+}
+
+void for_each_pointer(const device::KvCacheMaskTilesParams& p, const RegionVisitor& visit) {
+  const CacheTable table(p, visit);
+  table.lengths();
+  table.cache_lengths();
+  table.add(p.classes.data, region_of_tiles(p.classes.rows, p.classes.bytes, Access::write));
 }
 
 void for_each_pointer(const device::KvCacheCombineParams& p, const RegionVisitor& visit) {

@@ -8,6 +8,7 @@
 namespace tilewise::backends::portable {
 
 void for_each_pointer(const device::KvCacheForwardParams& p, const gpu::RegionVisitor& visit);
+void for_each_pointer(const device::KvCacheMaskTilesParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::KvCacheCombineParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::AppendKvParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::RotateQueriesParams& p, const gpu::RegionVisitor& visit);

@@ -64,6 +64,14 @@ void shape_byte_tiles(device::KvCacheForwardConfig& c) {
   c.block_n = 32, c.stages = 2;
 }
 
+/// Whether a wave of CDNA is alone with its keys and values, which then come straight to the registers that it
+/// multiplies: a tile in shared memory is read by nobody else, and takes the place of more waves. With batch_invariant
+/// tiles are those of many rows.
+bool loads_operands(const device::KvCacheForwardConfig& c, const KvCacheProblem& p, const DeviceTraits& traits) {
+  return traits.family == gpu::Family::cdna && c.waves == 1 && !c.selects && c.exact_dims && !p.batch_invariant &&
+         c.scales != device::kTokenScales && c.head_dim_v % 64 == 0;
+}
+
 void shape_fp8(device::KvCacheForwardConfig& c, const DeviceTraits& traits, std::int64_t rows, bool batch_invariant) {
   const bool is_sm80 = traits.family == gpu::Family::sm80;
   // e4m3 is exact in bf16 and in f16, but a weight times the scale of a token may leave f16's range.
@@ -120,19 +128,22 @@ device::KvCacheForwardConfig shaped_forward(const KvCacheProblem& p, const Probl
   c.cache_type = is_fp8(p) ? device::kE4m3 : element_of(p.dtype);
   set_rotary(c, p);
   c.vector_tables = has_vector_tables(p);
-  const std::int64_t rows = attention.seqlen_q * (c.pack_gqa ? group_of(part) : 1);
-  if (is_fp8(p)) shape_fp8(c, traits, rows, p.batch_invariant);
-  if (is_paged(p) && (traits.family == gpu::Family::rdna || traits.family == gpu::Family::rdna4)) shape_rdna_pages(c);
+  const std::int64_t rows = (c.selects ? 1 : attention.seqlen_q) * (c.pack_gqa ? group_of(part) : 1);
+  c.direct_operands = loads_operands(c, p, traits);
+  if (c.direct_operands) c.block_n = 32;
+  if (is_fp8(p) && !c.direct_operands) shape_fp8(c, traits, rows, p.batch_invariant);
+  const bool has_addresses = is_paged(p) || c.selects;
+  if (has_addresses && (traits.family == gpu::Family::rdna || traits.family == gpu::Family::rdna4)) shape_rdna_pages(c);
   // Addresses of pages beside 32 rows of 256 elements pass gfx1250's scalar registers (8 bytes of scratch).
-  if (is_paged(p) && traits.family == gpu::Family::gfx1250 && c.head_dim + c.head_dim_v > 384) c.rows_per_wave = 16;
+  if (has_addresses && traits.family == gpu::Family::gfx1250 && c.head_dim + c.head_dim_v > 384) c.rows_per_wave = 16;
   while (!fits<KvCacheForward>(c, traits) && (c.block_n > 32 || c.waves > 1 || c.stages > 1)) {
     (c.block_n > 32 ? c.block_n : c.waves > 1 ? c.waves : c.stages) /= 2;
   }
   c.idle_waves = is_fp8(p) && rows <= (c.waves - 1) * c.rows_per_wave;
-  // One block has all queries that see a new key: another's would not see it before the kernel's end. Without queries
-  // there is none.
+  // One block has all queries that see a new key, in the last tiles: another's would not see it before the kernel's
+  // end. Without queries there is none.
   const bool is_alone =
-      rows > 0 && rows <= c.block_m() && c.v_parts == 1 && (c.pack_gqa || p.num_heads_q == p.num_heads_k);
+      rows > 0 && !c.selects && rows <= c.block_m() && c.v_parts == 1 && (c.pack_gqa || p.num_heads_q == p.num_heads_k);
   c.appends = p.append && is_alone && appends_little(p, device::append_config(c), gpu::lanes(traits.family));
   return c;
 }
@@ -168,14 +179,19 @@ operations::kv_cache::FeatureSet kv_cache_features() {
           alibi,
           sink,
           num_splits,
-          batch_invariant};
+          batch_invariant,
+          score_mod,
+          mask_mod,
+          key_indices,
+          block_mask};
 }
 
 std::int64_t append_units_of(const KvCacheProblem& p) {
   return device::append_units(p.head_dim, p.mla ? 0 : p.head_dim_v, p.rotary_dim);
 }
 
-Problem attention_of(const KvCacheProblem& p) {
+Problem attention_of(const KvCacheProblem& problem) {
+  const KvCacheProblem p = operations::with_block_table(problem, operations::kv_cache::blocked_scores(problem));
   Problem a;
   a.operation = Operation::attention_forward;
   a.dtype = p.dtype;
@@ -200,6 +216,12 @@ Problem attention_of(const KvCacheProblem& p) {
   a.softmax_lse = p.softmax_lse;
   a.batch_invariant = p.batch_invariant;
   a.unaligned = p.unaligned;
+  a.score_mod = p.score_mod;
+  a.mask_mod = p.mask_mod;
+  a.tables = p.tables;
+  a.top_k = p.top_k;
+  a.key_indices_per_head = p.key_indices_per_head;
+  a.block_mask = p.block_mask;
   return a;
 }
 

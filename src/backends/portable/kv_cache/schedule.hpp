@@ -25,10 +25,12 @@ namespace tilewise::backends::portable {
 [[nodiscard]] device::AppendKvConfig rotate_queries_config(const KvCacheProblem& problem);
 
 /// As attention's. Byte tiles are half as large, and widening them takes a wave from waiting: at head_dim 128 there is
-/// room for twelve, of which eight do best.
+/// room for twelve, of which eight do best. As many waves have room whose tiles are in registers.
 [[nodiscard]] constexpr int blocks_at_once(const device::KvCacheForwardConfig& config) {
   const bool narrow = config.head_dim + config.head_dim_v <= 256;
-  return config.multiplies_bytes && narrow ? 8 : blocks_at_once(static_cast<const device::ForwardConfig&>(config));
+  return (config.multiplies_bytes || config.direct_operands) && narrow
+             ? 8
+             : blocks_at_once(static_cast<const device::ForwardConfig&>(config));
 }
 
 /// What lanes append of a key head's new key and its value: see device::append_units().

@@ -52,7 +52,7 @@ void set_halves(ProductConfig& c, const DeviceTraits& traits) {
     c.waves_n /= 2;
   } else if (c.wave_columns() < least) {
     c.block_n *= 2;
-    c.block_k = std::min(c.block_k, 32);
+    c.block_k = std::min(c.block_k, 32 * (c.in_bytes() ? 2 : 1));
   }
   c.b.halves = c.wave_columns();
 }
@@ -130,8 +130,11 @@ ExpertUpConfig up_config(const MoeProblem& p, const DeviceTraits& traits) {
   c.a.vectors = has_vectors(c.a, p.unaligned, p.hidden);
   c.b.vectors =
       p.gate_up_transposed ? has_vectors(c.b, p.unaligned, p.intermediate) : has_vectors(c.b, p.unaligned, p.hidden);
+  set_bytes(c, traits);
   set_tiles(c, rows_of_expert(p), traits);
-  set_direct(c, p.tokens * p.top_k, gate_up_rows(p), p.hidden, traits);
+  // Rows of two halves share their scales where both begin at such.
+  if (c.scaled_depth() == 0 || p.gate != MoeGate::concatenated || p.intermediate % 32 == 0)
+    set_direct(c, p.tokens * p.top_k, gate_up_rows(p), p.hidden, traits);
   if (p.gate == MoeGate::concatenated) set_halves(c, traits);
   set_stages(c, traits);
   c.row_scale = p.x_format.defined() && is_end(p.x_format);
@@ -168,6 +171,7 @@ ExpertRowsConfig down_config(const MoeProblem& p, const DeviceTraits& traits) {
   set_weights(c.b, p, p.down_transposed, c.element);
   c.a.vectors = has_vectors(c.a, false, p.intermediate);
   c.b.vectors = has_vectors(c.b, p.unaligned, p.down_transposed ? p.hidden : p.intermediate);
+  set_bytes(c, traits);
   set_tiles(c, rows_of_expert(p), traits);
   set_direct(c, p.tokens * p.top_k, p.hidden, p.intermediate, traits);
   set_stages(c, traits);

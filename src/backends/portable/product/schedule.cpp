@@ -21,6 +21,9 @@ bool widens_exactly(const BlockFormat& format, std::int32_t element) {
   return format.scale == DType::fp8_e8m0 && element == device::kBf16;
 }
 
+/// Whether 32 rows from a multiple of 32 on have one scale of sums.
+bool shares_scales(const OperandConfig& o) { return o.scale_use != device::kScaleSums || o.scale_rows % 32 == 0; }
+
 bool is_amd(const DeviceTraits& traits) { return traits.family != gpu::Family::sm80; }
 
 }  // namespace
@@ -77,6 +80,18 @@ std::int32_t has_vectors(const OperandConfig& o, bool unaligned, std::int64_t le
   return !unaligned && length % o.run() == 0;
 }
 
+void set_bytes(ProductConfig& c, const DeviceTraits& traits) {
+  constexpr std::int32_t kDeep = 128;  // a step whose sums are worth a factor of their own
+  const auto fits = [](const OperandConfig& o) {
+    const bool by_sums = o.scale_use != device::kScaleElements || o.scale_depth == kDeep;
+    return o.type == device::kProductE4m3 && !o.transposed && o.vectors != 0 && by_sums;
+  };
+  if (!traits.multiplies_bytes || c.in_f32() || !fits(c.a) || !fits(c.b)) return;
+  c.element = device::kProductE4m3;
+  for (OperandConfig* o : {&c.a, &c.b})
+    if (o->scale_use == device::kScaleElements) o->scale_use = device::kScaleSums;
+}
+
 void set_tiles(ProductConfig& c, std::int64_t rows, const DeviceTraits& traits) {
   const bool cdna = traits.family == gpu::Family::cdna, rdna = gpu::has_wmma(traits.family);
   const bool scaled = c.scaled_depth() != 0;
@@ -105,21 +120,25 @@ void set_tiles(ProductConfig& c, std::int64_t rows, const DeviceTraits& traits) 
     c.waves_n = few_columns ? 2 : c.waves / 2;
     c.block_k = is_amd(traits) && traits.shared_bytes <= 64 << 10 ? 32 : 64;
   }
+  if (c.in_bytes()) c.block_k *= 2;
   if (scaled) c.block_k = std::min(c.block_k, c.scaled_depth());
 }
 
 void set_direct(ProductConfig& c, std::int64_t rows, std::int64_t columns, std::int64_t depth,
                 const DeviceTraits& traits) {
-  constexpr std::int32_t kRows = 64, kColumns = 512;
-  if (traits.family != gpu::Family::cdna || c.in_f32() || c.block_m < kRows || c.scaled_depth() != 0) return;
-  if (c.b.type != c.element || c.b.transposed != 0 || c.b.vectors == 0 || depth % 32 != 0) return;
-  const std::int64_t tiles =
-      core::ceil_div(rows, std::int64_t{kRows}) * core::ceil_div(columns, std::int64_t{kColumns});
+  constexpr std::int32_t kRows = 64, kByteDepth = 128;
+  // A step's sums beside those of all, and bytes to translate, leave room for half of the columns.
+  const std::int32_t at_once = c.scaled_depth() != 0 && traits.architecture != "gfx950" ? 256 : 512;
+  if (traits.family != gpu::Family::cdna || c.in_f32() || c.block_m < kRows) return;
+  if (c.b.type != c.element || c.b.transposed != 0 || c.b.vectors == 0 || depth % (c.in_bytes() ? kByteDepth : 32) != 0)
+    return;
+  if (c.scaled_depth() != 0 && (!c.in_bytes() || c.scaled_depth() != kByteDepth || !shares_scales(c.b))) return;
+  const std::int64_t tiles = core::ceil_div(rows, std::int64_t{kRows}) * core::ceil_div(columns, std::int64_t{at_once});
   if (tiles < traits.multiprocessors) return;
   c.right = device::kRightDirect;
-  c.block_m = kRows, c.block_n = kColumns;
+  c.block_m = kRows, c.block_n = at_once;
   c.waves = c.waves_n = 4;
-  c.block_k = depth % 64 == 0 ? 64 : 32;
+  c.block_k = c.in_bytes() ? kByteDepth : depth % 64 == 0 ? 64 : 32;
 }
 
 void set_streamed(ProductConfig& c, std::int64_t rows, std::int64_t depth, const DeviceTraits& traits) {

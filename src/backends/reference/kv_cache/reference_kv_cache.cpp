@@ -9,7 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "backends/reference/block_mask.hpp"
+#include "backends/reference/score_functions.hpp"
 #include "core/parallel.hpp"
+#include "device/common/selected.h"
 #include "operations/elements.hpp"
 #include "operations/kv_cache/kv_cache.hpp"
 #include "operations/kv_cache/sequence.hpp"
@@ -126,33 +129,51 @@ double sink_of(const KvCacheParams& p, std::int64_t h) {
   return p.sink == nullptr ? -kInfinity : load_element(p.sink_dtype, p.sink, h * p.sink_stride);
 }
 
-/// Rounded to fp32 after each step, as the formula has it.
-double score_of(const KvCacheParams& p, const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i,
-                std::int64_t j, const std::vector<double>& q, const std::vector<double>& k) {
+/// What a problem says of scores beside their numbers, read once ...
+struct OfScores {
+  ScoreFunctions functions;
+  BlockMaskShape block_mask;
+  explicit OfScores(const KvCacheProblem& p) : functions(p), block_mask(p.block_mask) {}
+};
+/// ... and that of one query head of one sequence.
+struct ScoresOfHead {
+  FunctionsOfHead functions;
+  BlockMaskOfHead blocks;
+};
+
+/// Rounded to fp32 after each step, as the formula has it. -infinity where the key is hidden.
+double score_of(const KvCacheParams& p, const Sequence& s, ScoresOfHead& scores, std::int64_t b, std::int64_t h,
+                std::int64_t i, std::int64_t j, const std::vector<double>& q, const std::vector<double>& k) {
+  const std::int64_t position = i + s.diagonal();
+  if (!sees(scores.blocks, scores.functions, position, j)) return -kInfinity;
   double score = 0.0;
   for (std::size_t d = 0; d < q.size(); ++d) score += q[d] * k[d];
   score = static_cast<float>(score * p.softmax_scale);
   if (p.softcap > 0.0f) score = static_cast<float>(p.softcap * std::tanh(score / p.softcap));
   if (p.alibi_slopes != nullptr) {
     const double slope = p.alibi_slopes[b * p.alibi_batch_stride + h * p.alibi_head_stride];
-    score = static_cast<float>(score - slope * static_cast<double>(std::abs(i + s.diagonal() - j)));
+    score = static_cast<float>(score - slope * static_cast<double>(std::abs(position - j)));
   }
-  return score;
+  FunctionsOfHead& functions = scores.functions;
+  return functions.modifies() ? static_cast<float>(functions.score(score, position, j)) : score;
 }
 
 /// Writes a row's output and returns its log-sum-exp.
-double attend_row(const KvCacheParams& p, const Sequence& s, const CacheRows& cache, std::int64_t b, std::int64_t h,
-                  std::int64_t i, const std::vector<double>& q, std::vector<double>& out) {
+double attend_row(const KvCacheParams& p, const Sequence& s, const CacheRows& cache, ScoresOfHead& scores,
+                  std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<double>& q,
+                  std::vector<double>& out) {
   const KeyRange keys = visible_keys(p, s, i);
   std::vector<std::pair<std::int64_t, double>> visible;  // keys and their scores
   const double sink = sink_of(p, h);
   double maximum = sink;
-  for (std::int64_t j = keys.begin; j < keys.end && !core::abandoned(); ++j) {
-    const double score = score_of(p, s, b, h, i, j, q, cache.key(j));
-    if (score == -kInfinity) continue;
-    visible.emplace_back(j, score);
-    maximum = std::max(maximum, score);  // a NaN is passed over: it makes the sum one
-  }
+  device::for_each_seen_key(p.key_indices, keys, b, s.q_row + i, h / (p.num_heads_q / p.num_heads_k),
+                            [&](std::int64_t j) {
+                              if (core::abandoned()) return;
+                              const double score = score_of(p, s, scores, b, h, i, j, q, cache.key(j));
+                              if (score == -kInfinity) return;
+                              visible.emplace_back(j, score);
+                              maximum = std::max(maximum, score);  // a NaN is passed over: it makes the sum one
+                            });
   if (visible.empty()) return sink;
   double sum = sink == -kInfinity ? 0.0 : std::exp(sink - maximum);
   for (auto& [j, weight] : visible) {
@@ -166,43 +187,67 @@ double attend_row(const KvCacheParams& p, const Sequence& s, const CacheRows& ca
   return maximum + std::log(sum);
 }
 
-void attend_head(const KvCacheParams& p, std::int64_t b, std::int64_t h) {
+/// Rotated, and rounded to its dtype.
+std::vector<double> query(const KvCacheParams& p, const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i) {
+  std::vector<double> q = read_row(p.q, p.dtype, row_offset(p.q, b, s.q_row + i, h), p.head_dim);
+  if (p.rotary.dim == 0) return q;
+  rotate(p.rotary, rotary_position(p, s, b) + (queries_advance(p) ? i : 0), q);
+  std::vector<std::byte> rounded(size_of(p.dtype));
+  for (double& value : q) {
+    store_element(p.dtype, rounded.data(), 0, value);
+    value = load_element(p.dtype, rounded.data(), 0);
+  }
+  return q;
+}
+
+/// Calls visit(sequence, i, out, lse) with the result of each query of a head.
+template <typename Visit>
+void attend_head(const KvCacheParams& p, const OfScores& of_scores, std::int64_t b, std::int64_t h,
+                 const Visit& visit) {
   const Sequence s = sequence_of(p, b);
+  ScoresOfHead scores{{of_scores.functions, p.tables, b, h}, {of_scores.block_mask, p.block_mask, b, h}};
   const CacheRows cache(p, s, b, h / (p.num_heads_q / p.num_heads_k));
   for (std::int64_t i = 0; i < s.seqlen_q && !core::abandoned(); ++i) {
     std::vector<double> out(static_cast<std::size_t>(p.head_dim_v));
     double lse = -kInfinity;
-    if (!s.absent) {
-      std::vector<double> q = read_row(p.q, p.dtype, row_offset(p.q, b, s.q_row + i, h), p.head_dim);
-      if (p.rotary.dim > 0) {
-        rotate(p.rotary, rotary_position(p, s, b) + (queries_advance(p) ? i : 0), q);
-        std::vector<std::byte> rounded(size_of(p.dtype));
-        for (double& value : q) {
-          store_element(p.dtype, rounded.data(), 0, value);
-          value = load_element(p.dtype, rounded.data(), 0);
-        }
-      }
-      lse = attend_row(p, s, cache, b, h, i, q, out);
-    }
+    if (!s.absent) lse = attend_row(p, s, cache, scores, b, h, i, query(p, s, b, h, i), out);
+    visit(s, i, out, lse);
+  }
+  scores.functions.check();
+}
+
+void store_head(const KvCacheParams& p, const OfScores& of_scores, std::int64_t b, std::int64_t h) {
+  attend_head(p, of_scores, b, h, [&](const Sequence& s, std::int64_t i, const std::vector<double>& out, double lse) {
     const std::int64_t offset = row_offset(p.out, b, s.q_row + i, h);
     for (std::int64_t d = 0; d < p.head_dim_v; ++d)
       store_element(p.dtype, p.out.data, offset + d, out[static_cast<std::size_t>(d)]);
-    if (p.softmax_lse.data == nullptr) continue;
+    if (p.softmax_lse.data == nullptr) return;
     const device::LseTensor& t = p.softmax_lse;
     t.data[b * t.batch_stride + h * t.head_stride + (s.q_row + i) * t.seq_stride] = static_cast<float>(lse);
-  }
+  });
+}
+
+/// Calls visit(b, h) for every sequence and query head, side by side.
+template <typename Visit>
+void for_each_head(const KvCacheParams& p, const Visit& visit) {
+  core::parallel_for(p.batch_size * p.num_heads_q,
+                     [&](std::int64_t task, int) { visit(task / p.num_heads_q, task % p.num_heads_q); });
 }
 
 class KvCacheKernel final : public operations::kv_cache::Kernel {
  public:
+  explicit KvCacheKernel(const KvCacheProblem& problem) : of_scores_(problem) {}
+
   [[nodiscard]] std::size_t workspace_size() const noexcept override { return 0; }
   [[nodiscard]] std::string schedule() const override { return "f64, one token and one query row at a time"; }
   void launch(const KvCacheParams& p, void*, void*) const override {
     if (p.append) core::parallel_for(p.batch_size, [&](std::int64_t b, int) { append_sequence(p, b); });
     if (!p.attends) return;
-    core::parallel_for(p.batch_size * p.num_heads_q,
-                       [&](std::int64_t task, int) { attend_head(p, task / p.num_heads_q, task % p.num_heads_q); });
+    for_each_head(p, [&](std::int64_t b, std::int64_t h) { store_head(p, of_scores_, b, h); });
   }
+
+ private:
+  OfScores of_scores_;
 };
 
 class KvCacheImplementation final : public operations::kv_cache::Implementation {
@@ -239,7 +284,11 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation 
             alibi,
             sink,
             num_splits,
-            batch_invariant};
+            batch_invariant,
+            score_mod,
+            mask_mod,
+            key_indices,
+            block_mask};
   }
 
   /// The order of magnitude, on one thread. Each cost is above what any faster implementation has in its place.
@@ -251,12 +300,18 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation 
     const double scores = rows * f(operations::kv_cache::capacity_of(p));
     const double appended = f(operations::kv_cache::rows_of_new_keys(p)) * f(p.num_heads_k);
     return core::Verdict::accept(kCallUs + (rows + appended) * kRowUs + (scores + appended) * dims * kElementUs,
-                                 std::make_unique<KvCacheKernel>());
+                                 std::make_unique<KvCacheKernel>(p));
   }
 };
 
 }  // namespace
 }  // namespace reference
+
+void check_cache_look_ups(const operations::kv_cache::KvCacheParams& p, const KvCacheProblem& problem) {
+  const reference::OfScores of_scores(problem);
+  reference::for_each_head(
+      p, [&](std::int64_t b, std::int64_t h) { reference::attend_head(p, of_scores, b, h, [](auto&&...) {}); });
+}
 
 const core::Implementation& reference_kv_cache_implementation() {
   static const reference::KvCacheImplementation implementation;

@@ -8,6 +8,30 @@
 
 namespace tilewise::device {
 
+template <class Machine>
+TILEWISE_INLINE float load_bias(const GemmParams& p, int32_t expert, int32_t col) {
+  if (col >= p.n) return 0.0f;
+  return load_number<Machine>(p.bias.data, expert * p.bias.expert_stride + col * p.bias.stride, p.bias.type);
+}
+
+TILEWISE_INLINE uint16_t* out_row(const GemmParams& p, int32_t row) {
+  return static_cast<uint16_t*>(p.out) + row * p.out_stride;
+}
+
+/// Rows of no expert become 0, by all consumers.
+template <class Machine, GemmConfig C>
+TILEWISE_INLINE void clear_rows_of_nobody(const GemmParams& p) {
+  constexpr int32_t kThreads = C.kConsumers * kWarpgroupThreads;
+  const int32_t first = Machine::load_global(p.offsets), last = Machine::load_global(p.offsets + p.num_experts);
+  const int32_t pieces = p.n / 8;
+  const int64_t all = int64_t{first + p.m - last} * pieces, step = int64_t{Machine::blocks()} * kThreads;
+  for (int64_t i = int64_t{Machine::block()} * kThreads + Machine::thread() - kWarpgroupThreads; i < all; i += step) {
+    const auto row = static_cast<int32_t>(i / pieces);
+    Machine::store_global(reinterpret_cast<Chunk*>(out_row(p, row < first ? row : row - first + last)) + i % pieces,
+                          Chunk{});
+  }
+}
+
 /// Is used by the lanes of one warp. first_row: of the tile's rows, the warp's first one.
 template <class Machine, GemmConfig C>
 class GemmEpilogue {
@@ -28,9 +52,9 @@ class GemmEpilogue {
     store_.store(sums, [](float x) TILEWISE_INLINE_LAMBDA { return x; }, p_.out_map, tile.col, row);
   }
 
-  /// After the last tile: rows of no expert become 0.
+  /// After the last tile.
   TILEWISE_INLINE void finish() const {
-    if constexpr (C.grouped) clear_rows_of_nobody();
+    if constexpr (C.grouped) clear_rows_of_nobody<Machine, C>(p_);
     store_.finish();
   }
 
@@ -42,7 +66,8 @@ class GemmEpilogue {
       float bias[2] = {};
       if constexpr (C.biases) {
         TILEWISE_UNROLL
-        for (int j = 0; j < 2; ++j) bias[j] = load_bias(tile, tile.col + 8 * c + 2 * (Machine::lane() % 4) + j);
+        for (int j = 0; j < 2; ++j)
+          bias[j] = load_bias<Machine>(p_, tile.expert, tile.col + 8 * c + 2 * (Machine::lane() % 4) + j);
       }
       TILEWISE_UNROLL
       for (Sums& part : sums) {
@@ -53,10 +78,6 @@ class GemmEpilogue {
         }
       }
     }
-  }
-  TILEWISE_INLINE float load_bias(const GemmTile& tile, int32_t col) const {
-    if (col >= p_.n) return 0.0f;
-    return load_number<Machine>(p_.bias.data, tile.expert * p_.bias.expert_stride + col * p_.bias.stride, p_.bias.type);
   }
 
   /// Rows from the end on are another expert's.
@@ -71,19 +92,7 @@ class GemmEpilogue {
     }
   }
 
-  TILEWISE_INLINE void clear_rows_of_nobody() const {
-    constexpr int32_t kThreads = C.kConsumers * kWarpgroupThreads;
-    const int32_t first = Machine::load_global(p_.offsets), last = Machine::load_global(p_.offsets + p_.num_experts);
-    const int32_t pieces = p_.n / 8;
-    const int64_t all = int64_t{first + p_.m - last} * pieces, step = int64_t{Machine::blocks()} * kThreads;
-    for (int64_t i = int64_t{Machine::block()} * kThreads + Machine::thread() - kWarpgroupThreads; i < all; i += step) {
-      const auto row = static_cast<int32_t>(i / pieces);
-      Machine::store_global(reinterpret_cast<Chunk*>(row_of(row < first ? row : row - first + last)) + i % pieces,
-                            Chunk{});
-    }
-  }
-
-  TILEWISE_INLINE uint16_t* row_of(int32_t row) const { return static_cast<uint16_t*>(p_.out) + row * p_.out_stride; }
+  TILEWISE_INLINE uint16_t* row_of(int32_t row) const { return out_row(p_, row); }
 
   const GemmParams& p_;
   const Store store_;

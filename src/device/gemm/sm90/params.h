@@ -41,6 +41,18 @@ struct GemmParams {
   }
 };
 
+/// Rows by expert, of which so many at most may have some: num_experts.
+inline constexpr int32_t kMostGroupedExperts = 256;
+struct GroupedGemmParams {
+  GemmParams gemm;                       // x_map: boxes of kMostBoxRows
+  TensorMap more_x_maps[kRowBoxes - 1];  // of half as many rows each
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("gemm", p.gemm), visit("more_x_maps", p.more_x_maps);
+  }
+};
+
 /// x in rows of 1 x 128 elements with a scale each, w in blocks of 128 x 128.
 struct ScaledGemmParams {
   GemmParams gemm;

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "device/gemm/sm90/finish.h"
+#include "device/gemm/sm90/mainloop.h"
 #include "device/sm90/contract.h"
-#include "device/sm90/mma.h"
 #include "device/sm90/roles.h"
 
 namespace tilewise::device {
@@ -27,20 +27,15 @@ class Sm90Gemm {
   };
 
   TILEWISE_INLINE static void run(const GemmParams& p, Shared& shared) {
-    if (Machine::thread() == 0) {
-      shared.pipe.init(kConsumerWarps);
-      Machine::publish_barriers();
-      Machine::prefetch_map(p.x_map), Machine::prefetch_map(p.w_map), Machine::prefetch_map(p.out_map);
-    }
-    meet_cluster<Machine, C.cluster>();
-    let_next_step_begin<Machine>();
-    wait_for_step_before<Machine>();
-    run_roles<Machine, C.kConsumers>(
+    run_kernel<Machine, C.kConsumers, C.cluster>(
+        [&]() TILEWISE_INLINE_LAMBDA {
+          shared.pipe.init(kConsumerWarps);
+          prefetch_maps<Machine>(p.x_map, p.w_map, p.out_map);
+        },
         [&](int) TILEWISE_INLINE_LAMBDA {
           if (Machine::thread() == 0) produce(p, shared);
         },
         [&](int32_t warpgroup) TILEWISE_INLINE_LAMBDA { consume(p, shared, warpgroup); });
-    leave_cluster<Machine, C.cluster>();
   }
 
  private:
@@ -61,36 +56,10 @@ class Sm90Gemm {
     ConsumerPlace<Pipe> place(shared.pipe);
     Sums sums[kRowBlocks];
     for (Tiles tiles(p); tiles.has_tile(); tiles.advance()) {
-      multiply(sums, shared, place, first_row, p.steps);
+      multiply_tile<Machine, C>(sums, shared.stage, place, first_row, p.steps);
       epilogue.finish_tile(sums, tiles.tile());
     }
     epilogue.finish();
-  }
-
-  /// The mainloop over a tile's steps. A step's products are issued before those of the step before are waited for.
-  TILEWISE_INLINE static void multiply(Sums (&sums)[kRowBlocks], Shared& shared, ConsumerPlace<Pipe>& place,
-                                       int32_t first_row, int32_t steps) {
-    for (Sums& part : sums) pin_registers<Machine>(part);
-    TILEWISE_NO_UNROLL
-    for (int32_t step = 0; step < steps; ++step, place.advance()) {
-      place.wait();
-      Stage& stage = shared.stage[place.stage()];
-      Machine::wgmma_fence();
-      TILEWISE_UNROLL
-      for (int i = 0; i < kRowBlocks; ++i) {
-        if constexpr (C.w_mn_major) {
-          mma_AB<Machine, C.type>(sums[i].tile[0], stage.x, first_row + 64 * i, stage.w, step > 0);
-        } else {
-          mma_ABt<Machine, C.type>(sums[i].tile[0], stage.x, first_row + 64 * i, stage.w, step > 0);
-        }
-      }
-      Machine::wgmma_commit();
-      Machine::template wgmma_wait<1>();
-      if (step > 0) place.release_before();
-    }
-    Machine::template wgmma_wait<0>();
-    for (Sums& part : sums) pin_registers<Machine>(part);
-    place.release_before();
   }
 };
 

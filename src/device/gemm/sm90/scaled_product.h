@@ -35,21 +35,15 @@ class Sm90ScaledGemm {
   };
 
   TILEWISE_INLINE static void run(const ScaledGemmParams& p, Shared& shared) {
-    if (Machine::thread() == 0) {
-      shared.pipe.init(kConsumerWarps);
-      Machine::publish_barriers();
-      Machine::prefetch_map(p.gemm.x_map), Machine::prefetch_map(p.gemm.w_map);
-      Machine::prefetch_map(p.gemm.out_map), Machine::prefetch_map(p.x_scale_map);
-    }
-    meet_cluster<Machine, C.cluster>();
-    let_next_step_begin<Machine>();
-    wait_for_step_before<Machine>();
-    run_roles<Machine, C.kConsumers>(
+    run_kernel<Machine, C.kConsumers, C.cluster>(
+        [&]() TILEWISE_INLINE_LAMBDA {
+          shared.pipe.init(kConsumerWarps);
+          prefetch_maps<Machine>(p.gemm.x_map, p.gemm.w_map, p.gemm.out_map, p.x_scale_map);
+        },
         [&](int) TILEWISE_INLINE_LAMBDA {
           if (Machine::thread() == 0) produce(p, shared);
         },
         [&](int32_t warpgroup) TILEWISE_INLINE_LAMBDA { Consumer(p, shared, warpgroup).run(); });
-    leave_cluster<Machine, C.cluster>();
   }
 
  private:

@@ -44,6 +44,15 @@ TILEWISE_INLINE Chunk sum_parts(const MoeShape& shape, const RowTensor& parts, i
   return out;
 }
 
+/// Where the sorting kernel has put the part of a token's slot: part_of(token, slot).
+template <class Machine>
+TILEWISE_INLINE auto place_of_slot(const MoeShape& shape, const SortedPairs& sorted) {
+  return [&shape, &sorted](int32_t token, int32_t slot) TILEWISE_INLINE_LAMBDA {
+    const int32_t row = Machine::load_global(sorted.rows + token * shape.top_k + slot);
+    return PartPlace{maximum(row, 0), row != kNobody};
+  };
+}
+
 /// Does so for all of out: `worker` of `workers` threads. part_of(token, slot).
 template <class Machine, int kElement, class PartOf>
 TILEWISE_INLINE void combine_parts(const MoeShape& shape, const RowTensor& parts, const RowTensor& out, int32_t worker,

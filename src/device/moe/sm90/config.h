@@ -73,6 +73,39 @@ struct MoeLayerConfig : MoeActivationConfig {
   }
 };
 
+/// A product of the layer in fp8, whose rows and weights have scales of 1 x 128 and of 128 x 128, and which has a gate.
+struct MoeScaledConfig : MoeActivationConfig {
+  int32_t type = kBf16;  // of parts
+  int32_t down = 0;      // 1: the second product, of quantised values; 0: the first
+  int32_t stages = 4;
+  int32_t cluster = 2;       // blocks that load rows for each other
+  int32_t held_experts = 4;  // as MoeDecodeConfig has it
+
+  constexpr int32_t threads() const { return 3 * 128; }
+  bool operator==(const MoeScaledConfig&) const = default;
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_activation_field(c, visit);
+    visit("type", c.type), visit("down", c.down), visit("stages", c.stages), visit("cluster", c.cluster);
+    visit("held_experts", c.held_experts);
+  }
+};
+
+/// Sums of parts.
+struct MoeCombineConfig {
+  int32_t type = kBf16;  // of parts and out
+  int32_t warps = 8;
+
+  constexpr int32_t threads() const { return 32 * warps; }
+  bool operator==(const MoeCombineConfig&) const = default;
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    visit("type", c.type), visit("warps", c.warps);
+  }
+};
+
 /// Formats of weights: elements as rows have them; e2m1 with scales in e8m0 of 32 or in e4m3 of 16; e4m3 with scales in
 /// f32 of 128 x 128.
 enum MoeWeights : int32_t { kMoeWeightsAsRows = 0, kMoeMxfp4 = 1, kMoeNvfp4 = 2, kMoeFp8Blocks = 3 };

@@ -7,32 +7,27 @@
 #include "device/moe/sm90/config.h"
 #include "device/moe/sm90/pairs.h"
 #include "device/sm90/grid_counters.h"
-#include "device/sm90/load.h"
-#include "device/sm90/mma.h"
-#include "device/sm90/pipeline.h"
 #include "device/sm90/roles.h"
+#include "device/sm90/swapped_product.h"
 
 namespace tilewise::device {
 
 template <Sm90TileOps Ops, MoeLayerConfig C>
 class Sm90MoeLayer {
   using Machine = typename Ops::Machine;
-  static constexpr int kDepth = 64, kBlockM = 128, kStep = C.column_step;
-  static constexpr int kStoredBoxRows = 16;
-  static constexpr int kConsumers = 2, kConsumerThreads = kConsumers * kWarpgroupThreads;
+  using Product = SwappedProduct<Ops, SwappedShape{C.type, C.block_n, C.stages, C.cluster, C.column_step}>;
+  using Stage = typename Product::Stage;
+  using Pipe = typename Product::Pipe;
+  using Sums = typename Product::Sums;
+  using Stored = typename Product::Stored;
+  using StoredRing = typename Product::StoredRing;
+  static constexpr int kDepth = Product::kDepth, kBlockM = Product::kBlockM, kStoredRows = Product::kStoredRows;
+  static constexpr int kConsumers = Product::kConsumers, kConsumerThreads = kConsumers * kWarpgroupThreads;
   // Consumers meet nobody but their own warpgroup: one finishes a tile while the other multiplies.
   static constexpr int kWarpgroupMeets = 1;
   static constexpr int32_t kBlockJ = C.gated ? kBlockM / 2 : kBlockM;
-  struct Stage {
-    SwizzledTile<kBlockM, kDepth> weights;
-    SwizzledTile<C.block_n, kDepth> rows;
-  };
-  using Pipe = Pipeline<Machine, C.stages, C.cluster>;
-  using Pairs = ReadPairs<Machine, C.held_experts, C.block_n, kStep>;
-  using Sums = Fragment<Ops, 16, C.block_n>;
-  /// What a warpgroup leaves to be stored: 64 columns of half of the rows, or of gated values 32 columns of all.
-  static constexpr int kStoredRows = C.block_n / 2;
-  using Stored = SwizzledTile<kStoredRows, 64>;
+  using Pairs = ReadPairs<Machine, C.held_experts, C.block_n, C.column_step>;
+  /// What a warpgroup leaves of gated values: 32 columns of all rows.
   using StoredGated = SwizzledTile<C.block_n, 32, 2, 64>;
   static_assert(sizeof(Stored) == sizeof(StoredGated));
   struct Tile {
@@ -49,29 +44,25 @@ class Sm90MoeLayer {
     Stored stored[kConsumers];
     alignas(16) float weight[kConsumers][C.block_n];
     Pipe pipe;
-    Barrier<Machine> opened;                    // the counters, to this block's warps
-    Ring<Machine, 1> to_be_stored[kConsumers];  // between consumers and the warp that stores for each
+    Barrier<Machine> opened;  // the counters, to this block's warps
+    StoredRing to_be_stored[kConsumers];
+    Barrier<Machine> met[kConsumers];  // all blocks have stored all parts
   };
 
   TILEWISE_INLINE static void run(const MoeLayerParams& p, Shared& shared) {
-    if (Machine::thread() == 0) {
-      shared.pipe.init(4 * kConsumers);
-      shared.opened.init(1);
-      for (auto& ring : shared.to_be_stored) ring.init(4, 1);
-      Machine::publish_barriers();
-      Machine::prefetch_map(p.rows_map[0]), Machine::prefetch_map(p.gate_up_map), Machine::prefetch_map(p.h_map[0]);
-      Machine::prefetch_map(p.down_map), Machine::prefetch_map(p.parts_map);
-    }
-    meet_cluster<Machine, C.cluster>();
-    let_next_step_begin<Machine>();
-    wait_for_step_before<Machine>();
-    run_roles<Machine, kConsumers>(
+    run_kernel<Machine, kConsumers, C.cluster>(
+        [&]() TILEWISE_INLINE_LAMBDA {
+          shared.pipe.init(4 * kConsumers);
+          shared.opened.init(1);
+          for (auto& ring : shared.to_be_stored) ring.init(4, 1);
+          for (auto& barrier : shared.met) barrier.init(1);
+          prefetch_maps<Machine>(p.rows_map[0], p.gate_up_map, p.h_map[0], p.down_map, p.parts_map);
+        },
         [&](int warp) TILEWISE_INLINE_LAMBDA {
           if (warp == 0) Role(p, shared).load();
           if (warp == 1 || warp == 2) Role(p, shared).store(warp - 1);
         },
         [&](int32_t warpgroup) TILEWISE_INLINE_LAMBDA { Role(p, shared).consume(warpgroup); });
-    leave_cluster<Machine, C.cluster>();
   }
 
  private:
@@ -103,7 +94,7 @@ class Sm90MoeLayer {
     /// Stores what a warpgroup has left, and tells other blocks of h: no consumer waits for either.
     TILEWISE_INLINE void store(int32_t warpgroup) {
       const GridCounters<Machine> counters(p_.counters);
-      Ring<Machine, 1>& ring = shared_.to_be_stored[warpgroup];
+      StoredRing& ring = shared_.to_be_stored[warpgroup];
       RingPlace<1> place;
       if (warpgroup == 0) {
         if (Machine::lane() == 0) counters.open(pairs_.num_groups());
@@ -112,19 +103,15 @@ class Sm90MoeLayer {
         shared_.opened.wait(0);
       }
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
-        const int32_t turns = turns_of(tile);
-        for (int32_t turn = 0; turn < turns; ++turn, place.advance()) {
-          place.wait_full(ring);
+        Product::take_turns(turns_of(tile), ring, place, [&](int32_t turn) TILEWISE_INLINE_LAMBDA {
           if (!tile.down && C.gated) {
-            store_rows(reinterpret_cast<StoredGated&>(shared_.stored[warpgroup]), tile, p_.h_store_map, 0,
-                       tile.row / 2 + 32 * warpgroup);
+            Product::store_rows(reinterpret_cast<StoredGated&>(shared_.stored[warpgroup]), tile.group,
+                                stored_rows(tile), 0, tile.row / 2 + 32 * warpgroup);
           } else {
-            store_rows(shared_.stored[warpgroup], tile, tile.down ? p_.parts_map : p_.h_store_map, turn * kStoredRows,
-                       tile.row + 64 * warpgroup);
+            Product::store_rows(shared_.stored[warpgroup], tile.group, stored_rows(tile), turn * kStoredRows,
+                                tile.row + 64 * warpgroup);
           }
-          if (Machine::lane() == 0) Machine::commit_stores(), Machine::wait_stores_read();
-          arrive_as_warp(ring.empty[0]);
-        }
+        });
         if (tile.down) return;
         if (Machine::lane() == 0) Machine::wait_stores(), counters.arrive(tile.number);
         Machine::wave_sync();
@@ -132,32 +119,24 @@ class Sm90MoeLayer {
       if (Machine::lane() == 0) Machine::wait_stores();
       Machine::wave_sync();
       if (Machine::lane() == 0) counters.meet(Machine::blocks() * kConsumers);
-      arrive_as_warp(ring.empty[0]);
+      arrive_as_warp(shared_.met[warpgroup]);
     }
 
     TILEWISE_INLINE void consume(int32_t warpgroup) {
       ConsumerPlace<Pipe> place(shared_.pipe);
       RingPlace<1> stored;
       const int32_t thread = Machine::thread() - kWarpgroupThreads;
-      Sums sums[1];
+      Sums sums;
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
         FloatRun<4> weight;
         if (uses_weights(tile)) weight = load_weights(tile);  // they come while the tile is multiplied
-        for_columns_of(tile, [&](auto columns) TILEWISE_INLINE_LAMBDA {
-          multiply<decltype(columns)::value>(sums[0], place, warpgroup * 64, steps_of(tile));
-        });
+        Product::multiply(sums, place, shared_.stage, warpgroup, steps_of(tile), tile.group.count);
         if (uses_weights(tile)) leave_weights(weight, warpgroup);
-        finish_tile(sums[0], tile, warpgroup, stored);
+        finish_tile(sums, tile, warpgroup, stored);
       });
-      Ring<Machine, 1>& ring = shared_.to_be_stored[warpgroup];
-      stored.wait_empty(ring), stored.advance();
-      stored.wait_empty(ring);  // all blocks have stored all parts
-      combine_parts<Machine, C.type>(
-          p_.shape, p_.parts, p_.out, Machine::block() * kConsumerThreads + thread,
-          Machine::blocks() * kConsumerThreads, [&](int32_t token, int32_t slot) TILEWISE_INLINE_LAMBDA {
-            const int32_t row = Machine::load_global(p_.sorted.rows + token * p_.shape.top_k + slot);
-            return PartPlace{maximum(row, 0), row != kNobody};
-          });
+      shared_.met[warpgroup].wait(0);
+      combine_parts<Machine, C.type>(p_.shape, p_.parts, p_.out, Machine::block() * kConsumerThreads + thread,
+                                     Machine::blocks() * kConsumerThreads, place_of_slot<Machine>(p_.shape, p_.sorted));
     }
 
    private:
@@ -174,76 +153,35 @@ class Sm90MoeLayer {
     TILEWISE_INLINE int32_t steps_of(const Tile& tile) const {
       return ceil_div(tile.down ? p_.shape.intermediate : p_.shape.hidden, kDepth);
     }
-    TILEWISE_INLINE static int32_t columns_of(const Tile& tile) { return ceil_div(tile.group.count, kStep) * kStep; }
-    template <int kColumns = kStep, class Visit>
-    TILEWISE_INLINE static void for_columns_of(const Tile& tile, const Visit& visit) {
-      if constexpr (kColumns == C.block_n) {
-        visit(Index<kColumns>{});
-      } else if (tile.group.count <= kColumns) {
-        visit(Index<kColumns>{});
-      } else {
-        for_columns_of<kColumns + kStep>(tile, visit);
-      }
-    }
     TILEWISE_INLINE static bool uses_weights(const Tile& tile) { return tile.down != C.weight_on_input; }
     /// How often what waits to be stored is filled for a tile.
     TILEWISE_INLINE static int32_t turns_of(const Tile& tile) {
-      return (tile.down || !C.gated) && tile.group.count > kStoredRows ? 2 : 1;
+      return tile.down || !C.gated ? Product::turns_of(tile.group.count) : 1;
+    }
+    TILEWISE_INLINE StoredRows stored_rows(const Tile& tile) const {
+      const RowTensor& to = tile.down ? p_.parts : p_.h;
+      return {tile.down ? p_.parts_map : p_.h_store_map, static_cast<uint16_t*>(to.data), to.row_stride,
+              tile.down ? p_.shape.hidden : p_.shape.intermediate};
     }
 
-    /// A block loads its weights, and its share of the columns for all blocks of the cluster.
+    /// A block loads its weights, and its share of the rows for all blocks of the cluster.
     TILEWISE_INLINE void load_tile_steps(const Tile& tile, ProducerPlace<Pipe>& place) const {
-      constexpr uint32_t kAll = (1u << C.cluster) - 1;
-      const int32_t steps = steps_of(tile), columns = columns_of(tile), share = columns / C.cluster;
-      const TensorMap(&maps)[kRowBoxes] = tile.down ? p_.h_map : p_.rows_map;
+      const int32_t steps = steps_of(tile);
       TILEWISE_NO_UNROLL
       for (int32_t step = 0; step < steps; ++step, place.advance()) {
         Stage& stage = shared_.stage[place.stage()];
-        Barrier<Machine>& full =
-            place.begin(static_cast<int32_t>(sizeof stage.weights.bytes) + columns * kChunkRowBytes);
+        Barrier<Machine>& full = place.begin(Product::kWeightBytes + Product::row_bytes_of(tile.group));
         const int32_t k = step * kDepth;
         if (tile.down) {
           load_tile(stage.weights, p_.down_map, full, k, tile.row, tile.group.expert);
         } else {
           load_tile(stage.weights, p_.gate_up_map, full, k, 0, 0, tile.row / (C.gated ? 16 : 8), tile.group.expert);
         }
-        const auto copy = [&](const TensorMap& boxes, int32_t first) TILEWISE_INLINE_LAMBDA {
-          uint8_t* const to = stage.rows.bytes + first * kChunkRowBytes;
-          if constexpr (C.cluster > 1) {
-            Machine::copy_box_to_blocks(kAll, to, boxes, full.state(), k, tile.group.first + first);
-          } else {
-            Machine::copy_box(to, boxes, full.state(), k, tile.group.first + first);
-          }
-        };
-        int32_t first = rank_ * share;
-        const int32_t end = first + share;
-        TILEWISE_UNROLL
-        for (int box = 0; box < kRowBoxes; ++box) {
-          const int32_t rows = kMostBoxRows >> box;
-          for (; first + rows <= end; first += rows) copy(maps[box], first);
-        }
+        const TensorMap(&maps)[kRowBoxes] = tile.down ? p_.h_map : p_.rows_map;
+        Product::load_rows(
+            stage, full, [&](int box) TILEWISE_INLINE_LAMBDA -> const TensorMap& { return maps[box]; }, tile.group,
+            rank_, k);
       }
-    }
-
-    /// Sums are the first columns of all that there is room for.
-    template <int kColumns>
-    TILEWISE_INLINE void multiply(Sums& all, ConsumerPlace<Pipe>& place, int32_t first_row, int32_t steps) const {
-      auto& sums = reinterpret_cast<Fragment<Ops, 16, kColumns>&>(all);
-      pin_registers<Machine>(sums);
-      TILEWISE_NO_UNROLL
-      for (int32_t step = 0; step < steps; ++step, place.advance()) {
-        place.wait();
-        Stage& stage = shared_.stage[place.stage()];
-        auto& rows = reinterpret_cast<SwizzledTile<kColumns, kDepth>&>(stage.rows);
-        Machine::wgmma_fence();
-        mma_ABt<Machine, C.type>(sums.tile[0], stage.weights, first_row, rows, step > 0);
-        Machine::wgmma_commit();
-        Machine::template wgmma_wait<1>();
-        if (step > 0) place.release_before();
-      }
-      Machine::template wgmma_wait<0>();
-      pin_registers<Machine>(sums);
-      place.release_before();
     }
 
     TILEWISE_INLINE void finish_tile(Sums& sums, const Tile& tile, int32_t warpgroup, RingPlace<1>& stored) const {
@@ -330,67 +268,21 @@ class Sm90MoeLayer {
         auto& to = reinterpret_cast<StoredGated&>(shared_.stored[warpgroup]);
         Machine::store_matrices_transposed(to.piece(8 * c + lane, warp), packed);
       }
-      announce(warpgroup, stored);
+      Product::announce(shared_.to_be_stored[warpgroup], stored);
     }
 
-    /// Leaves value_of(sum, slot, the column's weight): 64 of each warpgroup beside each other, half of all columns at
-    /// a time.
+    /// Leaves value_of(sum, slot, the column's weight).
     template <class ValueOf>
     TILEWISE_INLINE void leave_beside(Sums& sums, const Tile& tile, int32_t warpgroup, RingPlace<1>& stored,
                                       const ValueOf& value_of) const {
-      const int lane = Machine::lane(), piece = 2 * (Machine::wave() % 4) + lane / 8 % 2;
       const bool weighs = uses_weights(tile);
-      TILEWISE_UNROLL
-      for (int turn = 0; turn < 2; ++turn) {
-        if (turn == 1 && turns_of(tile) == 1) break;
-        stored.wait_empty(shared_.to_be_stored[warpgroup]);
-        TILEWISE_UNROLL
-        for (int c = turn * kStoredRows / 8; c < (turn + 1) * kStoredRows / 8; c += 2) {
-          if (8 * c >= tile.group.count) break;
-          uint32_t packed[4];
-          TILEWISE_UNROLL
-          for (int m = 0; m < 4; ++m) {
-            const auto& x = sums.tile[0][c + m / 2];
-            const FloatRun<2> weight = weighs ? weights_of(warpgroup, c + m / 2) : FloatRun<2>{{1.0f, 1.0f}};
-            const int slot = m % 2;
-            packed[m] = Machine::template pack<C.type>(value_of(x[2 * slot], slot, weight.value[0]),
-                                                       value_of(x[2 * slot + 1], slot, weight.value[1]));
-          }
-          const int row = 8 * c + lane / 16 * 8 + lane % 8 - turn * kStoredRows;
-          Machine::store_matrices_transposed(shared_.stored[warpgroup].piece(row, piece), packed);
-        }
-        announce(warpgroup, stored);
-      }
-    }
-    TILEWISE_INLINE void announce(int32_t warpgroup, RingPlace<1>& stored) const {
-      Machine::fence_shared_writes();
-      arrive_as_warp(shared_.to_be_stored[warpgroup].full[0]);
-      stored.advance();
-    }
-
-    /// Stores the group's rows from `first` on. Whole boxes by TMA, since rows behind the group's are another's, and
-    /// the others row by row.
-    template <class From>
-    TILEWISE_INLINE void store_rows(From& from, const Tile& tile, const TensorMap& map, int32_t first,
-                                    int32_t col) const {
-      const int32_t rows = minimum(tile.group.count - first, From::kRows), to_row = tile.group.first + first;
-      const int32_t whole = rows / kStoredBoxRows * kStoredBoxRows;
-      if (Machine::lane() == 0) {
-        for (int32_t i = 0; i < whole; i += kStoredBoxRows) {
-          Machine::store_box(map, from.bytes + i * From::kRowBytes, col, to_row + i);
-        }
-      }
-      Machine::wave_sync();
-      constexpr int kPieces = From::kRowPieces;
-      const RowTensor& to = tile.down ? p_.parts : p_.h;
-      const int32_t piece = Machine::lane() % kPieces, at = col + 8 * piece;
-      const bool there = at < (tile.down ? p_.shape.hidden : p_.shape.intermediate);
-      for (int32_t i = whole + Machine::lane() / kPieces; i < rows; i += 32 / kPieces) {
-        const Chunk chunk = Machine::template load_shared<Chunk>(from.piece(i, piece));
-        auto* const row = static_cast<uint16_t*>(to.data) + (to_row + i) * to.row_stride;
-        if (there) Machine::store_global(reinterpret_cast<Chunk*>(row + at), chunk);
-      }
-      Machine::wave_sync();
+      Product::leave(tile.group.count, shared_.stored[warpgroup], shared_.to_be_stored[warpgroup], stored,
+                     [&](int c, int slot) TILEWISE_INLINE_LAMBDA {
+                       const auto& x = sums.tile[0][c];
+                       const FloatRun<2> weight = weighs ? weights_of(warpgroup, c) : FloatRun<2>{{1.0f, 1.0f}};
+                       return Machine::template pack<C.type>(value_of(x[2 * slot], slot, weight.value[0]),
+                                                             value_of(x[2 * slot + 1], slot, weight.value[1]));
+                     });
     }
 
     const MoeLayerParams& p_;

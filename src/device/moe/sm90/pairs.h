@@ -5,32 +5,9 @@
 #include "device/moe/ids.h"
 #include "device/moe/sm90/params.h"
 #include "device/sm90/contract.h"
+#include "device/sm90/grouped_rows.h"
 
 namespace tilewise::device {
-
-/// Rows of one expert that a tile takes.
-struct ExpertGroup {
-  int32_t expert, first, count;
-};
-
-/// A tile of weights for a group.
-struct GroupTile {
-  ExpertGroup group;
-  int32_t number, index;  // of the group; of the expert's tiles
-};
-
-/// Of lanes with lower numbers.
-template <class Machine>
-TILEWISE_INLINE int32_t sum_of_lanes_before(int32_t value) {
-  int32_t before = 0;
-  TILEWISE_UNROLL
-  for (int bit = 1; bit < 32; bit *= 2) {
-    const int32_t other = shuffle_xor<Machine>(value, bit);
-    if (Machine::lane() & bit) before += other;
-    value += other;
-  }
-  return before;
-}
 
 /// Lane l holds the ids of pairs l, l + 32, ... Every call is made by all lanes of a warp, here and below.
 template <class Machine, int kHeld>
@@ -98,54 +75,20 @@ class HeldPairs {
   int32_t before_, groups_;
 };
 
-/// What the sorting kernel has left. Lane l holds how many pairs experts l * kHeld to l * kHeld + kHeld - 1 have, which
-/// are cut into groups of kRows at most, as even as multiples of kStep allow.
+/// What the sorting kernel has left.
 template <class Machine, int kHeld, int kRows, int kStep>
-class ReadPairs {
+class ReadPairs : public GroupedRows<Machine, kHeld, kRows, kStep> {
  public:
   template <class Params>
-  TILEWISE_INLINE explicit ReadPairs(const Params& p) : pairs_(p.sorted.pairs) {
-    const int32_t first = Machine::lane() * kHeld;
-    TILEWISE_UNROLL
-    for (int e = 0; e <= kHeld; ++e) {
-      offset_[e] = Machine::load_global(p.sorted.offsets + minimum(first + e, p.shape.num_experts));
-    }
-    TILEWISE_UNROLL
-    for (int e = 0; e < kHeld; ++e) own_ += ceil_div(offset_[e + 1] - offset_[e], kRows);
-    groups_ = sum_of_wave<Machine>(own_);
-    before_ = sum_of_lanes_before<Machine>(own_);
-  }
+  TILEWISE_INLINE explicit ReadPairs(const Params& p)
+      : GroupedRows<Machine, kHeld, kRows, kStep>(p.sorted.offsets, p.shape.num_experts), pairs_(p.sorted.pairs) {}
 
-  TILEWISE_INLINE int32_t num_groups() const { return groups_; }
-  TILEWISE_INLINE ExpertGroup group(int32_t number) const { return place(number, 1).group; }
-  /// Where each group has so many tiles: tile `number` of all, by experts, each tile's for all of the expert's groups
-  /// before the next one's, which so share weights in L2.
-  TILEWISE_INLINE GroupTile place(int32_t number, int32_t tiles) const {
-    int32_t rest = number - before_ * tiles, group = before_;
-    const bool here = rest >= 0 && rest < own_ * tiles;
-    GroupTile own{};
-    TILEWISE_UNROLL
-    for (int e = 0; e < kHeld; ++e) {
-      const int32_t count = offset_[e + 1] - offset_[e], groups = ceil_div(count, kRows);
-      if (here && rest >= 0 && rest < groups * tiles) {
-        const int32_t index = rest / groups, part = rest - index * groups;
-        const int32_t rows = ceil_div(ceil_div(count, groups), kStep) * kStep, first = offset_[e] + part * rows;
-        own = {{Machine::lane() * kHeld + e, first, minimum(offset_[e + 1] - first, rows)}, group + part, index};
-      }
-      rest -= groups * tiles, group += groups;
-    }
-    const int32_t lane = nth_bit(Machine::lanes_where(here), 0);
-    const auto told = [&](int32_t x) TILEWISE_INLINE_LAMBDA { return Machine::shuffle(x, lane); };
-    return {{told(own.group.expert), told(own.group.first), told(own.group.count)}, told(own.number), told(own.index)};
-  }
   TILEWISE_INLINE int32_t pair(const ExpertGroup& group, int32_t i) const {
     return i < group.count ? Machine::load_global(pairs_ + group.first + i) : kNobody;
   }
 
  private:
   const int32_t* const pairs_;
-  int32_t offset_[kHeld + 1];
-  int32_t own_ = 0, before_, groups_;  // groups of this lane's experts, of those before, of all
 };
 
 /// What lanes hold of columns l, l + 32, ..., of any column: registers are chosen by constants.

@@ -97,9 +97,6 @@ struct MoeGatherParams {
   }
 };
 
-/// Loads of rows take boxes of 64, 32, 16 and 8 of them: the fewer, the less the copy engine has to do.
-inline constexpr int32_t kRowBoxes = 4, kMostBoxRows = 64;
-
 /// The launch: clusters of blocks, one for each multiprocessor, all of which must find room while no other launch waits
 /// for this one. Rows, h and parts stand in the order of sorted pairs.
 struct MoeLayerParams {
@@ -125,6 +122,55 @@ struct MoeLayerParams {
     visit("row_weights", p.row_weights), visit("sorted", p.sorted), visit("gate_up_bias", p.gate_up_bias);
     visit("down_bias", p.down_bias), visit("h", p.h), visit("parts", p.parts), visit("out", p.out);
     visit("counters", p.counters), visit("numbers", p.numbers);
+  }
+};
+
+/// Scales of rows of 1 x 128, [rows, columns]. Strides are in elements.
+struct RowScales {
+  float* data;
+  int64_t row_stride, column_stride;
+  int32_t rows, columns;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("row_stride", p.row_stride), visit("column_stride", p.column_stride);
+    visit("rows", p.rows), visit("columns", p.columns);
+  }
+};
+
+/// A product of rows in fp8, in the order of sorted pairs. Clusters of blocks, as many as fill the machine. Scales of
+/// weights are in f32; hidden and intermediate are multiples of 16, and gates of 64 values share a scale, as ups do.
+struct MoeScaledParams {
+  TensorMap rows_map;     // [pairs, hidden or intermediate], boxes of 64 / cluster rows x 128 bytes
+  TensorMap weights_map;  // as MoeDecodeParams has it of packed weights, of 256 rows
+  MoeShape shape;
+  SortedPairs sorted;
+  const float* row_weights;  // [pairs]
+  RowScales row_scales;      // of the first product x's [tokens], of the second one values' [pairs]
+  RowScales value_scales;    // the first product leaves them: those are contiguous
+  ExpertScales weight_scales;
+  ExpertBias bias;
+  RowTensor out;  // [pairs, intermediate / 2] of two bytes each, or [pairs, hidden]
+  ActivationNumbers numbers;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("rows_map", p.rows_map), visit("weights_map", p.weights_map), visit("shape", p.shape);
+    visit("sorted", p.sorted), visit("row_weights", p.row_weights), visit("row_scales", p.row_scales);
+    visit("value_scales", p.value_scales), visit("weight_scales", p.weight_scales), visit("bias", p.bias);
+    visit("out", p.out), visit("numbers", p.numbers);
+  }
+};
+
+/// Blocks of 32 * warps threads, as many as fill the machine.
+struct MoeCombineParams {
+  MoeShape shape;
+  SortedPairs sorted;
+  RowTensor parts, out;  // [pairs, hidden], [tokens, hidden]
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("sorted", p.sorted), visit("parts", p.parts), visit("out", p.out);
   }
 };
 

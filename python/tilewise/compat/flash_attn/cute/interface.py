@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from tilewise._arguments import Options
+from tilewise._options import Options
 from tilewise._torch.errors import raise_known
 from tilewise.compat.flash_attn import _attend
 from tilewise.compat.flash_attn._autograd import without_backward

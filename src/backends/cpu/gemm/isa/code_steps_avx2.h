@@ -1,5 +1,6 @@
 // Steps over quantised weights on AVX2. Of fp4, 64 elements in 32 bytes: both bytes of each number's bf16 are looked
-// up, and joined below zeros to fp32. Half of every vector has a block of 32.
+// up and joined, and of two bf16 in 32 bits one is shifted up and one is masked, as only two ports of a processor
+// shuffle. Half of every vector has a block of 32.
 #pragma once
 
 #include <stdint.h>
@@ -18,7 +19,7 @@ struct HalfSteps {
   template <int kBlock>
   static constexpr int kShared = kBlock == 32 ? 8 : 4;
 
-  /// Vectors 2 q and 2 q + 1 have the even and the odd elements of eights q and q + 4.
+  /// Vector 4 q + r has elements r, 4 + r, 8 + r and 12 + r of sixteens q and q + 2.
   TILEWISE_INLINE static void load(F (&w)[kVectors], const E2m1* codes) {
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)), low_half = _mm256_set1_epi8(15);
     const __m256i nibbles[2] = {_mm256_and_si256(bytes, low_half),
@@ -26,14 +27,15 @@ struct HalfSteps {
     // 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
     const __m256i low = both(0xC0804000C0800000, 0xC0804000C0800000);
     const __m256i high = both(0x404040403F3F3F00, 0xC0C0C0C0BFBFBF80);
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
 #pragma GCC unroll 2
     for (int odd = 0; odd < 2; ++odd) {
       const __m256i l = _mm256_shuffle_epi8(low, nibbles[odd]), h = _mm256_shuffle_epi8(high, nibbles[odd]);
       const __m256i first = _mm256_unpacklo_epi8(l, h), second = _mm256_unpackhi_epi8(l, h);
-      w[odd] = below_zeros(_mm256_unpacklo_epi16(_mm256_setzero_si256(), first));
-      w[2 + odd] = below_zeros(_mm256_unpackhi_epi16(_mm256_setzero_si256(), first));
-      w[4 + odd] = below_zeros(_mm256_unpacklo_epi16(_mm256_setzero_si256(), second));
-      w[6 + odd] = below_zeros(_mm256_unpackhi_epi16(_mm256_setzero_si256(), second));
+      w[odd] = _mm256_castsi256_ps(_mm256_slli_epi32(first, 16));
+      w[2 + odd] = _mm256_castsi256_ps(_mm256_and_si256(first, upper));
+      w[4 + odd] = _mm256_castsi256_ps(_mm256_slli_epi32(second, 16));
+      w[6 + odd] = _mm256_castsi256_ps(_mm256_and_si256(second, upper));
     }
   }
 
@@ -43,23 +45,33 @@ struct HalfSteps {
   }
 
   static void order(float* units, int64_t elements) {
-    const __m256i halves = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
     for (int64_t k = 0; k < elements; k += kElements) {
       F out[kVectors];
-#pragma GCC unroll 4
-      for (int q = 0; q < 4; ++q) {
-        const F a = _mm256_permutevar8x32_ps(_mm256_loadu_ps(units + k + 8 * q), halves);
-        const F b = _mm256_permutevar8x32_ps(_mm256_loadu_ps(units + k + 32 + 8 * q), halves);
-        out[2 * q] = _mm256_permute2f128_ps(a, b, 0x20);
-        out[2 * q + 1] = _mm256_permute2f128_ps(a, b, 0x31);
-      }
+#pragma GCC unroll 2
+      for (int q = 0; q < 2; ++q) transpose(units + k + 16 * q, out + 4 * q);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) _mm256_storeu_ps(units + k + 8 * v, out[v]);
     }
   }
 
  private:
-  TILEWISE_INLINE static F below_zeros(__m256i words) { return _mm256_castsi256_ps(words); }
+  /// Of sixteens from there on and 32 further.
+  TILEWISE_INLINE static void transpose(const float* units, F* out) {
+    F fours[4], pairs[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j)
+      fours[j] = _mm256_set_m128(_mm_loadu_ps(units + 32 + 4 * j), _mm_loadu_ps(units + 4 * j));
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      pairs[2 * j] = _mm256_unpacklo_ps(fours[2 * j], fours[2 * j + 1]);
+      pairs[2 * j + 1] = _mm256_unpackhi_ps(fours[2 * j], fours[2 * j + 1]);
+    }
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      out[2 * j] = _mm256_shuffle_ps(pairs[j], pairs[2 + j], 0x44);
+      out[2 * j + 1] = _mm256_shuffle_ps(pairs[j], pairs[2 + j], 0xEE);
+    }
+  }
   /// Sixteen bytes in both halves.
   TILEWISE_INLINE static __m256i both(uint64_t first, uint64_t second) {
     return _mm256_setr_epi64x(static_cast<int64_t>(first), static_cast<int64_t>(second), static_cast<int64_t>(first),

@@ -208,6 +208,8 @@ class ScaledStreamProduct {
   template <int kRows, bool kOfRows>
   TILEWISE_INLINE static void add_output(F (&sums)[kRows], const T* codes, const Real* x, int64_t ldx,
                                          const float* scales, int64_t lds) {
+    // Sums of one row wait for each other.
+    constexpr int kChains = kRows == 1 && kShared > 4 ? 4 : 1;
     F w[kVectors];
     Steps::load(w, codes);
 #pragma GCC unroll 2
@@ -216,10 +218,17 @@ class ScaledStreamProduct {
       if constexpr (!kOfRows) scale = Steps::template scale<kBlock>(scales, group);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        F part = V::zero();
+        F parts[kChains];
+#pragma GCC unroll 4
+        for (int chain = 0; chain < kChains; ++chain) parts[chain] = V::zero();
 #pragma GCC unroll 8
-        for (int v = group * kShared; v < (group + 1) * kShared; ++v)
-          part = C::dot(part, V::load(x + r * ldx + v * V::kLanes), w[v]);
+        for (int v = 0; v < kShared; ++v) {
+          const int at = group * kShared + v;
+          parts[v % kChains] = C::dot(parts[v % kChains], V::load(x + r * ldx + at * V::kLanes), w[at]);
+        }
+        F part = parts[0];
+#pragma GCC unroll 4
+        for (int chain = 1; chain < kChains; ++chain) part = V::add(part, parts[chain]);
         if constexpr (kOfRows) scale = Steps::template scale<kBlock>(scales + r * lds, group);
         sums[r] = V::fma(part, scale, sums[r]);
       }

@@ -1,0 +1,131 @@
+// The tiles that a block visits, by what tile_lists has made of the classes of tiles. All warps of a block that load
+// tiles or multiply them go by the same numbers, so that nobody tells another which tile comes next.
+#pragma once
+
+#include "device/attention/seen_tiles.h"
+#include "device/hopper/config.h"
+#include "device/hopper/params.h"
+
+namespace tilewise::device {
+
+/// The parameters of a kernel whose scores functions may change.
+template <auto C, class Params>
+using WithTablesOf = typename FunctionsOf<C>::template ParamsOf<Params>;
+
+// An entry of a list is a tile of which some is seen, in its order, and its class; ends are behind the last one.
+inline constexpr uint32_t kListEnd = ~0u;
+constexpr uint32_t list_entry(int32_t tile, uint32_t classes) { return static_cast<uint32_t>(tile) << 8 | classes; }
+
+/// A tile to visit. classes: two bits of each warpgroup, a TileClass.
+struct SeenTile {
+  int32_t tile;
+  uint32_t classes;
+
+  TILEWISE_INLINE uint32_t class_of(int32_t warpgroup) const { return classes >> (2 * warpgroup) & 3u; }
+};
+
+TILEWISE_INLINE int32_t tile_of_entry(uint32_t entry) { return static_cast<int32_t>(entry >> 8); }
+template <class Params>
+TILEWISE_INLINE const uint32_t* list_of_tile(const Params& p, int32_t batch, int32_t own_tile) {
+  return reinterpret_cast<const uint32_t*>(p.tile_classes.data + batch * p.tile_classes.batch_stride +
+                                           static_cast<int64_t>(own_tile) * p.tile_classes.streamed);
+}
+
+/// Where a walk over the listed ones of tiles [begin, end) begins: its first entry, and where the next one stands.
+/// Where none is listed, the first tile, which is hidden: something has to be multiplied.
+struct WalkStart {
+  uint32_t entry;
+  int32_t next;
+};
+template <class Machine, class Params>
+TILEWISE_INLINE WalkStart walk_start(const Params& p, int32_t batch, int32_t own_tile, int32_t begin, int32_t end) {
+  const uint32_t* const entries = list_of_tile(p, batch, own_tile);
+  WalkStart start{Machine::load_global(entries), 1};
+  TILEWISE_NO_UNROLL
+  for (; tile_of_entry(start.entry) < begin; ++start.next) start.entry = Machine::load_global(entries + start.next);
+  if (tile_of_entry(start.entry) >= end) start.entry = list_entry(begin, 0);
+  return start;
+}
+
+/// Over a list of tiles of keys. An entry is asked for a tile before it is looked at: shared memory's queue, through
+/// which loads and shuffles go, is 250 cycles long beside matrix products. kByWarps: whole warps walk, else single
+/// threads may.
+template <class Machine, auto C, bool kByWarps>
+class TileWalk {
+ public:
+  template <class Params>
+  TILEWISE_INLINE TileWalk(const Params& p, int32_t batch, int32_t own_tile, const WalkStart& start, int32_t end)
+      : entries_(list_of_tile(p, batch, own_tile) + start.next), end_(end), next_(start.entry), loaded_(load()) {}
+
+  TILEWISE_INLINE bool is_done() const { return tile_of_entry(next_) >= end_; }
+  /// The tile at hand, behind which the walk goes on. Not where it is done.
+  TILEWISE_INLINE SeenTile take() {
+    const SeenTile taken{tile_of_entry(next_), next_ & 0xFFu};
+    next_ = known(loaded_);
+    if (next_ != kListEnd) loaded_ = load();
+    return taken;
+  }
+
+ private:
+  TILEWISE_INLINE static uint32_t known(uint32_t entry) {
+    if constexpr (kByWarps) return static_cast<uint32_t>(uniform<Machine>(static_cast<int32_t>(entry)));
+    return entry;
+  }
+  TILEWISE_INLINE uint32_t load() { return Machine::load_global(entries_++); }
+
+  const uint32_t* entries_;
+  int32_t end_;
+  uint32_t next_, loaded_;
+};
+
+/// visit(tile) for each tile of keys of a tile of queries that its block loads.
+template <class Machine, auto C, bool kByWarps, class Params, class Work, class Visit>
+TILEWISE_INLINE void for_each_key_tile(const Params& p, const Work& work, const Visit& visit) {
+  if constexpr (skips_tiles<C>()) {
+    const WalkStart start{static_cast<uint32_t>(work.first_entry), work.first_key};
+    TileWalk<Machine, C, kByWarps> walk(p, work.batch, work.tile, start, work.end);
+    TILEWISE_NO_UNROLL
+    while (!walk.is_done()) visit(walk.take().tile);
+  } else {
+    TILEWISE_NO_UNROLL
+    for (int32_t tile = work.begin; tile < work.end; ++tile) visit(tile);
+  }
+}
+
+// A row of ranges has those of tiles of which some is seen by any warpgroup's rows, and by each one's, and behind them
+// all tiles' classes.
+struct alignas(8) SeenRange {
+  int32_t begin, end;
+};
+
+/// What a tile of keys and a tile of queries see of each other. By whole warps.
+template <class Machine, auto C>
+class TileRow {
+ public:
+  template <class Params>
+  TILEWISE_INLINE TileRow(const Params& p, int32_t batch, int32_t own_tile)
+      : row_(p.tile_classes.data + batch * p.tile_classes.batch_stride +
+             static_cast<int64_t>(own_tile) * p.tile_classes.streamed) {}
+
+  /// Of all warpgroups' rows, or of one's.
+  TILEWISE_INLINE SeenRange seen_by_any() const { return range(0); }
+  TILEWISE_INLINE SeenRange seen_by(int32_t warpgroup) const { return range(1 + warpgroup); }
+  /// Asks for a tile's classes, for class_of().
+  TILEWISE_INLINE void ask(int32_t tile) {
+    asked_ = Machine::load_global(row_ + HopperTileListsConfig::kRangeBytes + tile);
+  }
+  TILEWISE_INLINE uint32_t class_of(int32_t warpgroup) const {
+    return static_cast<uint32_t>(uniform<Machine>(static_cast<int32_t>(asked_))) >> (2 * warpgroup) & 3u;
+  }
+
+ private:
+  TILEWISE_INLINE SeenRange range(int32_t index) const {
+    const auto found = Machine::load_global(reinterpret_cast<const SeenRange*>(row_) + index);
+    return {uniform<Machine>(found.begin), uniform<Machine>(found.end)};
+  }
+
+  const uint8_t* row_;
+  uint8_t asked_ = 0;
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,73 @@
+// Functions of scores in Hopper's kernels on the emulated machine: tiles that mask_mod hides or leaves whole, wherever
+// they lie, tiles of each kind, and what stands beside functions.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "hopper_paths.hpp"
+
+namespace tilewise::test {
+namespace {
+
+const std::string kTable = " batch_invariant=1", kFew = " num_heads_q=2 seqlen_q=300 seqlen_k=400";
+const std::string kCausal = " mask_mod=kv_idx<=q_idx",
+                  kDocuments = " mask_mod=(table0[b,q_idx]==table0[b,kv_idx])&(kv_idx<=q_idx) tables=i32[2,400]",
+                  kRelative = " score_mod=score+table0[h,clamp(q_idx-kv_idx,-8,9)+8] tables=f32[2,17]";
+
+TEST(HopperFunctions, HideTilesBehindTheDiagonal) {
+  check("192x64 tiles", "dtype=bf16 head_dim=128" + kFew + kCausal + kTable);
+  check("192x96 tiles", "dtype=bf16 head_dim=64" + kFew + kCausal + kTable);
+  check("192x96 tiles", "dtype=f16 head_dim=80" + kFew + kCausal + kTable);
+  check("128x64 tiles, 2 warpgroups, 2 stages", "dtype=bf16 head_dim=256" + kFew + kCausal + kTable);
+  check("192x64 tiles", "dtype=bf16 head_dim=128" + kFew + kCausal + kTable, true);
+}
+
+/// Stripes of keys that nobody sees, of one tile or of many, and rows that see nothing.
+TEST(HopperFunctions, HideTilesAnywhere) {
+  const std::string bf16 = "dtype=bf16 head_dim=128 num_heads_q=1 seqlen_q=200 seqlen_k=1400" + kTable;
+  check("192x64 tiles", bf16 + " mask_mod=kv_idx//64%3==1");
+  check("192x64 tiles", bf16 + " mask_mod=(kv_idx<70)|(kv_idx>=1100)");
+  check("192x64 tiles", bf16 + " mask_mod=(q_idx<64)|(kv_idx>=q_idx*5)");
+  check("192x64 tiles", bf16 + " mask_mod=q_idx//64!=1");
+  check("192x64 tiles", bf16 + " mask_mod=q_idx<0");
+  check("128x64 tiles", "dtype=bf16 head_dim=256 num_heads_q=1 seqlen_q=200 seqlen_k=900 " + kTable +
+                            " mask_mod=(q_idx//64+kv_idx//64)%3!=0");
+}
+
+TEST(HopperFunctions, HideByTables) {
+  check("192x64 tiles", "dtype=bf16 head_dim=128 batch_size=2" + kFew + kDocuments + kTable);
+  check("192x96 tiles", "dtype=f16 head_dim=64 batch_size=2 seqused_q=1 seqused_k=1" + kFew + kDocuments + kTable);
+  // Of each head, and beside left padding, of which no tile is known.
+  check("192x64 tiles", "dtype=bf16 head_dim=128" + kFew + " mask_mod=kv_idx%3!=h" + kTable);
+  check("192x64 tiles", "dtype=bf16 head_dim=128 leftpad_k=1" + kFew + kCausal + kTable);
+}
+
+TEST(HopperFunctions, ChangeScores) {
+  check("192x64 tiles", "dtype=f16 head_dim=64" + kFew + kRelative + kTable);
+  check("tiles", "dtype=bf16 head_dim=128" + kFew + kRelative + kTable);
+  check("tiles", "dtype=bf16 head_dim=128" + kFew + kRelative + kTable, true);
+  check("128x64 tiles",
+        "dtype=bf16 head_dim=256 num_heads_q=2 seqlen_q=150 seqlen_k=270 score_mod=5.0*tanh(score/5.0)" + kTable);
+}
+
+TEST(HopperFunctions, StandBesideOptions) {
+  const std::string stripes = " mask_mod=(q_idx//64+kv_idx//64)%3!=0" + kTable, few = kFew + stripes;
+  check("tiles", "dtype=bf16 head_dim=64 mask=causal window_left=150" + few);
+  check("tiles", "dtype=bf16 head_dim=64 dropout_p=0.25" + few);
+  check("tiles", "dtype=bf16 head_dim=128 softcap=20 sink=1" + few);
+  check("tiles", "dtype=bf16 head_dim=64 bias=query[b,h,q,k]" + few + " score_mod=score*0.5");
+  check("tiles", "dtype=bf16 head_dim=64 bias=bool[b,1,q,k]" + few + " score_mod=max(score,-1.0)");
+  check("tiles", "dtype=fp8_e4m3 head_dim=128 seqused_k=1" + few);
+  check("tiles", "dtype=fp8_e4m3 head_dim=64" + few + " score_mod=score*0.5-0.25*(q_idx%3)");
+  check("splits",
+        "dtype=bf16 head_dim=128 num_heads_q=2 num_heads_k=1 seqlen_q=180 seqlen_k=1500 mask_mod=kv_idx//64%3==1");
+  check("heads packed", "dtype=bf16 head_dim=64 num_heads_q=6 num_heads_k=2 seqlen_q=25 seqlen_k=200 " +
+                            std::string("mask_mod=kv_idx<=q_idx+100 score_mod=score-h"));
+  check("tiles",
+        "dtype=bf16 head_dim=64 layout=thd batch_size=2 max_seqlen_q=250 max_seqlen_k=300 total_q=380 total_k=440 "
+        "num_heads_q=2" +
+            stripes);
+}
+
+}  // namespace
+}  // namespace tilewise::test

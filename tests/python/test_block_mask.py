@@ -1,0 +1,235 @@
+# Given block masks: made of functions, given as lists, and torch's own, against the same mask as a bool bias.
+"""tilewise.block_mask, attention(block_mask=...) and kv_cache_attention(block_mask=...)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewise
+from tilewise import BlockMask, block_mask
+
+SIZES = (2, 100, 150, 4)  # batch_size, seqlen_q, seqlen_k, num_heads_q
+DOCUMENTS = np.arange(150, dtype=np.int32) // 40
+IMPLEMENTATIONS = ("reference", None)
+
+
+def rows(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def drawn() -> tuple[Any, ...]:
+    batch, seqlen_q, seqlen_k, heads = SIZES
+    return rows(0, batch, seqlen_q, heads, 32), rows(1, batch, seqlen_k, 2, 32), rows(2, batch, seqlen_k, 2, 32)
+
+
+def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return kv_idx <= q_idx + 50
+
+
+def by_head(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (kv_idx < 30 * (h + 1)) | (abs(q_idx - kv_idx) < 20 + 10 * b)
+
+
+def seen(mask_mod: Any) -> Any:
+    b, h, q, k = np.ix_(*(np.arange(size) for size in (SIZES[0], SIZES[3], SIZES[1], SIZES[2])))
+    return np.broadcast_to(mask_mod(b, h, q, k), (SIZES[0], SIZES[3], SIZES[1], SIZES[2]))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("block_size", [16, (32, 48), 128])
+@pytest.mark.parametrize("mask_mod", [causal, by_head])
+def test_made_masks_hide_what_their_functions_hide(mask_mod: Any, block_size: Any, implementation: Any) -> None:
+    q, k, v = drawn()
+    sizes = {"batch_size": 2, "num_heads": 4} if mask_mod is by_head else {}
+    mask = block_mask(mask_mod, *SIZES[1:3], block_size=block_size, **sizes)
+    out, lse = tilewise.attention(q, k, v, block_mask=mask, return_lse=True, implementation=implementation)
+    wanted, wanted_lse = tilewise.attention(q, k, v, bias=seen(mask_mod), return_lse=True, implementation="reference")
+    np.testing.assert_allclose(out, wanted, atol=2e-6)
+    np.testing.assert_allclose(lse, wanted_lse, atol=2e-6)
+    dout = rows(3, *out.shape)
+    options = {"implementation": implementation} if implementation else {}
+    gradients = tilewise.attention_backward(dout, q, k, v, out, lse, block_mask=mask, **options)
+    expected = tilewise.attention_backward(dout, q, k, v, wanted, wanted_lse, bias=seen(mask_mod))
+    for gradient, other in zip(gradients[:3], expected[:3]):
+        np.testing.assert_allclose(gradient, other, atol=2e-5)
+
+
+def listed(states: Any) -> tuple[Any, ...]:
+    """Counts and indices of partial and of full blocks; what is behind them no one may read."""
+    lists = []
+    for state in (1, 2):
+        chosen = states == state
+        order = np.argsort(~chosen, axis=-1, kind="stable").astype(np.int32)
+        counts = chosen.sum(-1).astype(np.int32)
+        lists += [counts, np.where(np.arange(states.shape[-1]) < counts[..., None], order, 10**9).astype(np.int32)]
+    return tuple(lists)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_full_blocks_are_taken_at_their_word(implementation: Any) -> None:
+    q, k, v = drawn()
+    states = np.random.default_rng(7).integers(0, 3, (2, 4, 4, 10))
+    mask = BlockMask("kv_idx % 3 != 1", *listed(states), block_size=(32, 16))
+    out = tilewise.attention(q, k, v, block_mask=mask, implementation=implementation)
+    whole = states.repeat(32, 2)[:, :, :100].repeat(16, 3)[..., :150]
+    visible = (whole == 2) | ((whole == 1) & (np.arange(150) % 3 != 1))
+    np.testing.assert_allclose(out, tilewise.attention(q, k, v, bias=visible, implementation="reference"), atol=2e-6)
+
+
+def test_without_a_mask_mod_listed_blocks_are_visible() -> None:
+    q, k, v = drawn()
+    counts, indices = np.full((1, 1, 1), 1, np.int32), np.array([1, 0], np.int32).reshape(1, 1, 1, 2)
+    out = tilewise.attention(q, k, v, block_mask=BlockMask(None, counts, indices))
+    np.testing.assert_allclose(out, tilewise.attention(q, k[:, 128:], v[:, 128:]), atol=2e-6)
+
+
+def test_out_of_range_is_hidden_and_an_error_where_checks_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = drawn()
+    indices = np.array([1, 2], np.int32).reshape(1, 1, 1, 2)
+    mask = BlockMask(None, np.full((1, 1, 1), 9, np.int32), indices)
+    np.testing.assert_allclose(
+        tilewise.attention(q, k, v, block_mask=mask), tilewise.attention(q, k[:, 128:], v[:, 128:]), atol=2e-6
+    )
+    monkeypatch.setenv("TILEWISE_CHECK", "1")
+    for implementation in IMPLEMENTATIONS:
+        with pytest.raises(
+            ValueError, match=r"^block_counts\[0, 0, 0\]: must be 0 to 2, the columns of blocks \(got 9\)"
+        ):
+            tilewise.attention(q, k, v, block_mask=mask, implementation=implementation)
+        two = mask._replace(counts=np.full((1, 1, 1), 2, np.int32))
+        with pytest.raises(
+            ValueError, match=r"^block_indices\[0, 0, 0, 1\]: must be 0 to 1, a column of blocks \(got 2\)"
+        ):
+            tilewise.attention(q, k, v, block_mask=two, implementation=implementation)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"block_size": (128, 20)}, r"block_keys: must be a multiple of 16 from 16 to 2\^30 \(got 20\)"),
+        ({"counts": np.zeros((1, 1, 1), np.int64)}, "block_counts: dtype must be i32"),
+        ({"counts": np.zeros((3, 1, 1), np.int32)}, r"block_counts: dimension 0 must be 1 or batch_size = 2 \(got 3\)"),
+        ({"indices": np.zeros((1, 1, 1, 5), np.int32)}, r"block_indices: .*ceil\(seqlen_k / block_keys\)"),
+    ],
+)
+def test_refused(change: dict[str, Any], sentence: str) -> None:
+    q, k, v = drawn()
+    mask = BlockMask(None, np.zeros((1, 1, 1), np.int32), np.zeros((1, 1, 1, 2), np.int32))._replace(**change)
+    with pytest.raises((ValueError, TypeError), match=f"^{sentence}"):
+        tilewise.attention(q, k, v, block_mask=mask)
+
+
+def test_a_mask_mod_beside_it_is_refused() -> None:
+    q, k, v = drawn()
+    mask = block_mask("kv_idx <= q_idx", *SIZES[1:3])
+    with pytest.raises(ValueError, match=r"^mask_mod: must be None beside a block_mask"):
+        tilewise.attention(q, k, v, mask_mod="kv_idx == q_idx", block_mask=mask)
+    with pytest.raises(TypeError, match=r"^block_mask: must be a BlockMask of tilewise or of torch"):
+        tilewise.attention(q, k, v, block_mask=7)
+
+
+def test_torchs_own_are_taken() -> None:
+    torch = pytest.importorskip("torch")
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    documents = torch.from_numpy(DOCUMENTS)
+
+    def same(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return documents[q_idx] == documents[kv_idx]
+
+    theirs = flex.create_block_mask(same, None, None, *SIZES[1:3], device="cpu", BLOCK_SIZE=16)
+    ours = block_mask(same, *SIZES[1:3], block_size=16)
+    # A short block of the last queries is never full by torch's counting.
+    np.testing.assert_array_equal(theirs.kv_num_blocks.numpy()[..., :6], ours.counts[..., :6])
+    np.testing.assert_array_equal(theirs.full_kv_num_blocks.numpy()[..., :6], ours.full_counts[..., :6])
+    q, k, v = (torch.from_numpy(array).requires_grad_() for array in drawn())
+    bias = torch.from_numpy(DOCUMENTS[:100, None] == DOCUMENTS)
+    wanted = tilewise.attention(q, k, v, bias=bias)
+    gradients = torch.autograd.grad(wanted.square().sum(), (q, k, v))
+    for mask in (theirs, ours):
+        out = tilewise.attention(q, k, v, block_mask=mask)
+        torch.testing.assert_close(out, wanted, atol=2e-6, rtol=0)
+        for own, other in zip(torch.autograd.grad(out.square().sum(), (q, k, v)), gradients):
+            torch.testing.assert_close(own, other, atol=2e-5, rtol=0)
+
+
+CAPACITY, PAGE = 96, 16
+
+
+class Step:
+    """A step of two sequences in a cache of CAPACITY places, contiguous or in pages, and what attention makes of it."""
+
+    def __init__(self, seqlen_q: int, lengths: tuple[int, int], leftpad: tuple[int, int] = (0, 0)) -> None:
+        self.q = rows(0, 2, seqlen_q, 4, 32)
+        self.k, self.v = rows(1, 2, CAPACITY, 2, 32), rows(2, 2, CAPACITY, 2, 32)
+        self.seqlen_q, self.lengths, self.leftpad = seqlen_q, lengths, leftpad
+
+    def paged(self) -> dict[str, Any]:
+        pages = np.random.default_rng(5).permutation(2 * CAPACITY // PAGE).astype(np.int32)
+        caches = [np.empty_like(array).reshape(-1, PAGE, 2, 32) for array in (self.k, self.v)]
+        for cache, array in zip(caches, (self.k, self.v)):
+            cache[pages] = array.reshape(-1, PAGE, 2, 32)
+        return {"k_cache": caches[0], "v_cache": caches[1], "block_table": pages.reshape(2, -1)}
+
+    def run(self, mask: BlockMask, paged: bool, **options: Any) -> Any:
+        caches = self.paged() if paged else {"k_cache": self.k, "v_cache": self.v}
+        if any(self.leftpad):
+            caches["cache_leftpad"] = np.array(self.leftpad, np.int32)
+        lengths = np.array(self.lengths, np.int32)
+        return tilewise.kv_cache_attention(self.q, **caches, cache_seqlens=lengths, block_mask=mask, **options)
+
+    def wanted(self, b: int, seen: Any) -> Any:
+        """`seen`: of head, position and key."""
+        keys = slice(self.leftpad[b], self.lengths[b])
+        count = self.lengths[b] - self.leftpad[b]
+        h, q, k = np.ix_(np.arange(4), np.arange(count - self.seqlen_q, count), np.arange(count))
+        k_of, v_of = self.k[b : b + 1, keys], self.v[b : b + 1, keys]
+        bias = np.broadcast_to(seen(h, q, k), (1, 4, self.seqlen_q, count))
+        return tilewise.attention(self.q[b : b + 1], k_of, v_of, bias=bias, implementation="reference")[0]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize(("seqlen_q", "leftpad"), [(1, (0, 0)), (5, (0, 7)), (40, (3, 0))])
+def test_blocks_of_a_cache(seqlen_q: int, leftpad: tuple[int, int], paged: bool, implementation: Any) -> None:
+    step = Step(seqlen_q, (70, 96), (0, 0) if paged else leftpad)
+    states = np.random.default_rng(7).integers(0, 3, (2, 4, 6, 3))  # blocks of 16 queries and 32 keys
+    mask = BlockMask("kv_idx % 3 != 1", *listed(states), block_size=(16, 32))
+    out = step.run(mask, paged, implementation=implementation)
+    whole = states.repeat(16, 2).repeat(32, 3)
+    for b in range(2):
+        wanted = step.wanted(
+            b, lambda h, q, k, b=b: (whole[b, h, q, k] == 2) | ((whole[b, h, q, k] == 1) & (k % 3 != 1))
+        )
+        np.testing.assert_allclose(out[b], wanted, atol=2e-6)
+
+
+def test_a_made_mask_of_a_cache() -> None:
+    torch = pytest.importorskip("torch")
+    step = Step(3, (50, 96))
+    mask = block_mask("(kv_idx <= q_idx) & (q_idx - kv_idx < 20)", CAPACITY, CAPACITY, block_size=16)
+    out = step.run(mask, paged=True)
+    for b in range(2):
+        np.testing.assert_allclose(out[b], step.wanted(b, lambda h, q, k: (k <= q) & (q - k < 20)), atol=2e-6)
+    lists = [torch.from_numpy(array) for array in mask.arrays()]
+    step.q, step.k, step.v = (torch.from_numpy(array) for array in (step.q, step.k, step.v))
+    caches = {"k_cache": step.k, "v_cache": step.v, "cache_seqlens": torch.tensor(step.lengths, dtype=torch.int32)}
+    of_torch = BlockMask(mask.mask_mod, *lists, mask.block_size)
+    np.testing.assert_allclose(tilewise.kv_cache_attention(step.q, **caches, block_mask=of_torch), out, atol=2e-6)
+    with pytest.raises(TypeError, match=r"^block_counts: must be a torch tensor like q \(got ndarray\)"):
+        tilewise.kv_cache_attention(step.q, **caches, block_mask=mask)
+
+
+def test_a_mask_of_another_capacity_is_refused() -> None:
+    step = Step(1, (50, 96))
+    mask = block_mask("kv_idx <= q_idx", 1, CAPACITY, block_size=16)
+    with pytest.raises(ValueError, match=r"^block_counts: .*ceil\(capacity / block_rows\)"):
+        step.run(mask, paged=False)
+
+
+def test_plans_are_explained() -> None:
+    q, k, v = drawn()
+    mask = block_mask("kv_idx <= q_idx", *SIZES[1:3])
+    assert "block_mask=128x128[1,1]+full" in tilewise.explain(q, k, v, block_mask=mask).problem

@@ -142,12 +142,13 @@ int contiguous_of_last_two(const TensorView& view, const ArgumentName& name, Acc
 }
 
 bool rows_start_on_16_bytes(const TensorView& view, int contiguous) {
-  constexpr std::int64_t kBytes = 16;
+  constexpr std::int64_t kBytes = 16, kBits = 8 * kBytes;
   const auto bits = static_cast<std::int64_t>(bits_of(view.dtype));
   if (reinterpret_cast<std::uintptr_t>(view.data) % kBytes != 0) return false;
   for (int axis = 0; axis < view.rank; ++axis) {
     const auto a = static_cast<std::size_t>(axis);
-    if (axis != contiguous && view.shape[a] > 1 && view.strides[a] * bits % (8 * kBytes) != 0) return false;
+    // The remainder first: a stride of anybody's, times its bits, may be past 64 of them.
+    if (axis != contiguous && view.shape[a] > 1 && view.strides[a] % kBits * bits % kBits != 0) return false;
   }
   return true;
 }

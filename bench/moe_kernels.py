@@ -585,7 +585,7 @@ class ScaledRows:
         places = (ctypes.c_uint64 * 3)(*(tensor.data_ptr() for tensor in (offsets, order, rows)))
         ids = Pairs(call.ids.data_ptr(), call.ids.stride(0), call.ids.stride(1), 4, 0)
         weights = Pairs(call.weights.data_ptr(), call.weights.stride(0), call.weights.stride(1), 1, 0)
-        maps, box = weight_maps(w, 256), 64 // self.config.cluster
+        maps, box = weight_maps(w, 128), 64 // self.config.cluster
         products = []
         for of, weight_map, source, scales, to in (
             (w.gate_up, maps[0], gathered, x_scales, Rows(values.data_ptr(), i // 2)),

@@ -71,16 +71,17 @@ TEST(EmulatedMoe, EveryFormatOfWeightsByNight) {
   }
 }
 
-/// Tiles of 64 rows, whose warpgroups share a row, and of more, and edges of both products.
+/// Tiles of 64 rows, whose warpgroups share a row, and of more, edges of both products, and groups of rows in pairs.
 TEST(EmulatedMoe, RowsInFp8) {
   const std::string fp8 = "dtype=fp8_e4m3 x_format=fp8_1x128 h_format=fp8_1x128 w_format=fp8_128x128 ";
   check(kScaled, fp8 + "tokens=10 hidden=144 intermediate=64 num_experts=140 top_k=1 first_expert=8");
   check(kScaled, fp8 +
-                     "tokens=150 hidden=272 intermediate=192 num_experts=2 top_k=1 ids_dtype=i64 gate=interleaved "
+                     "tokens=290 hidden=272 intermediate=192 num_experts=1 top_k=1 ids_dtype=i64 gate=interleaved "
                      "activation=swiglu_oai clamp=before gate_up_bias=bf16 down_bias=f32");
   check(kScaled, fp8 +
                      "tokens=40 hidden=80 intermediate=192 num_experts=2 top_k=2 activation=gelu weight_on_input=1 "
                      "down_bias=f16 weights_dtype=bf16");
+  check(kScaled, fp8 + "tokens=330 hidden=144 intermediate=64 num_experts=2 top_k=1");
 }
 
 TEST(EmulatedMoe, EveryGradient) {

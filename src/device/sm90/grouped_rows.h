@@ -52,18 +52,20 @@ class GroupedRows {
   /// Where each group has so many tiles: tile `number` of all, by experts, each tile's for all of the expert's groups
   /// before the next one's, which so share weights in L2.
   TILEWISE_INLINE GroupTile place(int32_t number, int32_t tiles) const {
-    int32_t rest = number - before_ * tiles, group = before_;
+    int32_t rest = number - before_ * tiles, expert = 0, place = 0, end = 0, count = 0, group = before_;
     const bool here = rest >= 0 && rest < own_ * tiles;
-    GroupTile own{};
     TILEWISE_UNROLL
     for (int e = 0; e < kHeld; ++e) {
-      const int32_t count = offset_[e + 1] - offset_[e], groups = ceil_div(count, kRows);
-      if (here && rest >= 0 && rest < groups * tiles) {
-        const int32_t index = rest / groups, part = rest - index * groups;
-        const int32_t rows = ceil_div(ceil_div(count, groups), kStep) * kStep, first = offset_[e] + part * rows;
-        own = {{Machine::lane() * kHeld + e, first, minimum(offset_[e + 1] - first, rows)}, group + part, index};
-      }
-      rest -= groups * tiles, group += groups;
+      const int32_t of_expert = offset_[e + 1] - offset_[e], groups = ceil_div(of_expert, kRows);
+      if (rest >= groups * tiles) group += groups;
+      if (rest >= 0 && rest < groups * tiles) expert = e, place = rest, end = offset_[e + 1], count = of_expert;
+      rest -= groups * tiles;
+    }
+    GroupTile own{};
+    if (here) {
+      const int32_t groups = ceil_div(count, kRows), index = place / groups, part = place - index * groups;
+      const int32_t rows = ceil_div(ceil_div(count, groups), kStep) * kStep, first = end - count + part * rows;
+      own = {{Machine::lane() * kHeld + expert, first, minimum(end - first, rows)}, group + part, index};
     }
     const int32_t lane = nth_bit(Machine::lanes_where(here), 0);
     const auto told = [&](int32_t x) TILEWISE_INLINE_LAMBDA { return Machine::shuffle(x, lane); };

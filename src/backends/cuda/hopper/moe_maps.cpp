@@ -15,7 +15,7 @@ constexpr std::uint32_t kBoxColumns = 64, kOctet = 8;  // elements of a swizzled
 constexpr std::uint32_t kLayerRows = 128;              // of weights in a tile of Sm90MoeLayer
 constexpr std::uint32_t kStoredRows = 16;              // that it stores at once
 constexpr std::uint32_t kBoxBytes = 128;               // of a swizzled row
-constexpr std::uint32_t kScaledRows = 64, kScaledWeightRows = 256;  // of a tile of Sm90MoeScaledProduct, half of x's
+constexpr std::uint32_t kScaledRows = 64, kScaledWeightRows = 128;  // of half a tile of Sm90MoeScaledProduct
 constexpr std::uint64_t kUnit = 16;
 
 const MoeParams& call_of(const void* call) { return *static_cast<const MoeParams*>(call); }

@@ -1,7 +1,9 @@
 // One product of an expert layer in fp8 with scales of blocks, in a launch of its own: rows of 1 x 128 by weights of
 // 128 x 128. The first product's epilogue activates its sums and quantises them for the second one, whose epilogue
 // leaves weighted parts. Rows are M, since a factor of a row costs least there: 128 of them a block, by 256 rows of
-// weights. Blocks of a cluster have weights side by side and load rows for each other.
+// weights. The two blocks of a cluster have two groups of an expert's rows and load halves of the weights for each
+// other, since memory gives them no faster than a block multiplies 128 rows by them; of a group that is left over they
+// have weights side by side and load halves of the rows for each other.
 //
 // A warpgroup multiplies a block of 64 by 128 and promotes it while the other one multiplies. Each has 64 rows by all
 // weights; where a tile has no more than 64, all rows by half of the weights.
@@ -13,6 +15,7 @@
 #include "device/sm90/contract.h"
 #include "device/sm90/load.h"
 #include "device/sm90/mma.h"
+#include "device/sm90/paired_rows.h"
 #include "device/sm90/pipeline.h"
 #include "device/sm90/promotion.h"
 #include "device/sm90/roles.h"
@@ -26,12 +29,14 @@ class Sm90MoeScaledProduct {
   static constexpr int kDepth = 128, kHalf = 64, kRows = 2 * kHalf, kConsumers = 2, kScaleWarps = 2;
   static constexpr int kBlocks = 2, kWeightRows = kBlocks * kScaledColumns;  // of weights, each with scales of its own
   static constexpr int kBoxRows = kHalf / C.cluster;                         // of a load of rows
+  static constexpr int kHalfWeights = kWeightRows / 2;                       // of a load of weights
   struct Stage {
     SwizzledTile<kRows, kDepth, 1> rows;
     SwizzledTile<kWeightRows, kDepth, 1> weights;
   };
   using Pipe = Pipeline<Machine, C.stages, C.cluster>;
-  using Groups = GroupedRows<Machine, C.held_experts, kRows, kHalf>;
+  static_assert(C.cluster == 1 || C.cluster == 2);
+  using Groups = PairedRows<Machine, C.held_experts, kRows, kHalf, C.cluster == 2>;
   using Finish = ScaledFinish<Ops, C>;
   using Sums = typename Finish::Sums;
   struct alignas(16) WeightScale {
@@ -78,16 +83,16 @@ class Sm90MoeScaledProduct {
 
     /// Cluster c of n has tiles c, c + n, ...
     TILEWISE_INLINE void load() {
-      const Groups groups(p_.sorted.offsets, p_.shape.num_experts);
       const int32_t rank = C.cluster > 1 ? Machine::rank_in_cluster() : 0;
       const int32_t rows = C.down ? p_.shape.hidden : 2 * p_.shape.intermediate;
-      const int32_t across = ceil_div(rows, kWeightRows * C.cluster), all = groups.num_groups() * across;
+      const Groups groups(p_.sorted.offsets, p_.shape.num_experts, ceil_div(rows, kWeightRows),
+                          ceil_div(rows, kWeightRows * C.cluster));
       ProducerPlace<Pipe> place(shared_.pipe);
-      for (int32_t i = Machine::block() / C.cluster; i < all; i += Machine::blocks() / C.cluster) {
-        const GroupTile found = groups.place(i, across);
-        const Tile tile{found.group, (found.index * C.cluster + rank) * kWeightRows};
+      for (int32_t i = Machine::block() / C.cluster; i < groups.num_tiles(); i += Machine::blocks() / C.cluster) {
+        const PairedTile found = groups.place(i, rank);
+        const Tile tile{found.group, (found.paired ? found.index : found.index * C.cluster + rank) * kWeightRows};
         tell(tile);
-        if (Machine::lane() == 0) load_steps(tile, rank, place);
+        if (Machine::lane() == 0) load_steps(tile, found.paired, rank, place);
         Machine::wave_sync();
       }
       tell(Tile{{kNobody, 0, 0}, 0});
@@ -165,8 +170,7 @@ class Sm90MoeScaledProduct {
       }
     }
 
-    /// A block loads its weights, and its share of the rows for all blocks of the cluster.
-    TILEWISE_INLINE void load_steps(const Tile& tile, int32_t rank, ProducerPlace<Pipe>& place) const {
+    TILEWISE_INLINE void load_steps(const Tile& tile, bool paired, int32_t rank, ProducerPlace<Pipe>& place) const {
       const int32_t halves = ceil_div(tile.group.count, kHalf);
       TILEWISE_NO_UNROLL
       for (int32_t step = 0; step < steps_; ++step, place.advance()) {
@@ -174,17 +178,32 @@ class Sm90MoeScaledProduct {
         Barrier<Machine>& full =
             place.begin(static_cast<int32_t>(sizeof stage.weights.bytes) + halves * kHalf * kChunkRowBytes);
         const int32_t k = step * kDepth;
-        if constexpr (C.down) {
-          load_tile(stage.weights, p_.weights_map, full, k, tile.row, tile.group.expert);
+        if (paired) {
+          load_weights<C.cluster>(stage, full, tile, k, rank);
+          for (int32_t first = 0; first < halves * kHalf; first += kBoxRows) load_rows<1>(stage, full, tile, k, first);
         } else {
-          load_tile(stage.weights, p_.weights_map, full, k, 0, 0, tile.row / 16, tile.group.expert);
-        }
-        for (int32_t half = 0; half < halves; ++half) {
-          const int32_t first = half * kHalf + rank * kBoxRows;
-          load_box<C.cluster>(stage.rows.bytes + first * kChunkRowBytes, p_.rows_map, full, k,
-                              tile.group.first + first);
+          for (int half = 0; half < 2; ++half) load_weights<1>(stage, full, tile, k, half);
+          for (int32_t half = 0; half < halves; ++half)
+            load_rows<C.cluster>(stage, full, tile, k, half * kHalf + rank * kBoxRows);
         }
       }
+    }
+    /// A half of the weights, or rows of the group from one on: of this block, or of both of its cluster.
+    template <int kOfBlocks>
+    TILEWISE_INLINE void load_weights(Stage& stage, Barrier<Machine>& full, const Tile& tile, int32_t k,
+                                      int32_t half) const {
+      uint8_t* const to = stage.weights.bytes + half * kHalfWeights * kChunkRowBytes;
+      const int32_t row = tile.row + half * kHalfWeights;
+      if constexpr (C.down) {
+        load_box<kOfBlocks>(to, p_.weights_map, full, k, row, tile.group.expert);
+      } else {
+        load_box<kOfBlocks>(to, p_.weights_map, full, k, 0, 0, row / 16, tile.group.expert);
+      }
+    }
+    template <int kOfBlocks>
+    TILEWISE_INLINE void load_rows(Stage& stage, Barrier<Machine>& full, const Tile& tile, int32_t k,
+                                   int32_t first) const {
+      load_box<kOfBlocks>(stage.rows.bytes + first * kChunkRowBytes, p_.rows_map, full, k, tile.group.first + first);
     }
 
     /// The mainloop: sums of 64 rows by kCount blocks of weights. While one warpgroup promotes, the other one's

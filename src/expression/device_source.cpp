@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -54,6 +57,18 @@ std::string real_text(double real) {
   const auto end = std::to_chars(digits.begin(), digits.end(), std::fabs(single), std::chars_format::hex).ptr;
   const std::string number = concat("0x", std::string_view(digits.data(), end), "f");
   return std::signbit(single) ? concat("(-", number, ")") : number;
+}
+
+/// What quotient() takes beside a constant divisor: its reciprocal as floats round it. Nothing where a quotient that is
+/// corrected once might not be the nearest float: of a mantissa of ones, or where products overflow or vanish.
+std::optional<float> exact_reciprocal(const Node& divisor) {
+  constexpr std::uint32_t kMantissa = 0x7FFFFF;
+  constexpr float kLeast = 1.0F, kMost = 0x1p100F;
+  if (divisor.op != Op::constant || divisor.type != Type::real) return std::nullopt;
+  const auto value = static_cast<float>(divisor.real());
+  const bool in_range = std::fabs(value) >= kLeast && std::fabs(value) <= kMost;
+  if (!in_range || (std::bit_cast<std::uint32_t>(value) & kMantissa) == kMantissa) return std::nullopt;
+  return 1.0F / value;
 }
 
 std::string integer_text(std::int64_t value, bool narrow) {
@@ -184,9 +199,9 @@ class Printer {
       case Op::absolute:
         return concat("magnitude(", operand(0), ")");
       case Op::minimum:
-        return concat("minimum(", operand(0), ", ", operand(1), ")");
+        return concat("minimum<float>(", operand(0), ", ", operand(1), ")");
       case Op::maximum:
-        return concat("maximum(", operand(0), ", ", operand(1), ")");
+        return concat("maximum<float>(", operand(0), ", ", operand(1), ")");
       default:
         return concat("real_of(", names_[index], ")");
     }
@@ -221,9 +236,14 @@ class Printer {
     switch (node.op) {
       case Op::negate:
         return concat("-", names_[node.operands[0]]);
+      case Op::divide:
+        if (const auto reciprocal = exact_reciprocal(nodes_[node.operands[1]])) {
+          return concat("quotient(", names_[node.operands[0]], ", ", names_[node.operands[1]], ", ",
+                        real_text(*reciprocal), ")");
+        }
+        [[fallthrough]];
       case Op::add:
       case Op::subtract:
-      case Op::divide:
         return concat(names_[node.operands[0]], " ", operator_of(node.op).word, " ", names_[node.operands[1]]);
       case Op::multiply:
         return "rounded_product" + list(node);

@@ -46,6 +46,13 @@ TEST(DeviceSource, ComputesSmallIntsInFloats) {
   EXPECT_EQ(source("score * (q_idx * kv_idx)", 1 << 10).find("real_of"), std::string::npos);
 }
 
+TEST(DeviceSource, DividesByConstantsByTheirReciprocals) {
+  EXPECT_NE(source_of("score / 20").find("quotient(score, 0x1.4p+4f, 0x1.99999ap-5f)"), std::string::npos);
+  for (const char* text : {"score / b", "score / 1e35", "score / 0.5", "score / 1.9999998807907104", "score / 0"}) {
+    EXPECT_EQ(source_of(text).find("quotient"), std::string::npos) << text;
+  }
+}
+
 TEST(DeviceSource, HasAStatementForEachTerm) {
   EXPECT_EQ(source_of("score - table0[b, h] * (q_idx - kv_idx)"),
             "    const float t3 = look_up<Machine, kTableF32>(tables[0], b, h);\n"

@@ -74,7 +74,7 @@ TILEWISE_INLINE RowOf<C> row_score(const ScoreParams& p, int64_t num_heads_q, co
 /// series there, 1 - 2 / (e^2x + 1) beyond.
 template <class Machine>
 TILEWISE_INLINE float tanh_of(float x) {
-  const float far = 1.0f - 2.0f * Machine::reciprocal(Machine::exp2(x * (2.0f * kLog2E)) + 1.0f);
+  const float far = fused_multiply_add(Machine::reciprocal(Machine::exp2(x * (2.0f * kLog2E)) + 1.0f), -2.0f, 1.0f);
   const float square = x * x;
   float p = fused_multiply_add(square, -17.0f / 315.0f, 2.0f / 15.0f);
   p = fused_multiply_add(p, square, -1.0f / 3.0f);

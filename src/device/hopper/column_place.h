@@ -21,7 +21,26 @@ struct ColumnPlace {
       : origin(first), real_origin(real), column(of_lane) {}
 };
 
+/// An int that floats hold, of a column's place and others: what all columns of a lane have in common, and the rest,
+/// which is a constant where loops over columns are unrolled. A sum of such takes no instruction a column.
+struct RealPlace {
+  float base, column;
+
+  TILEWISE_INLINE operator float() const { return base + column; }
+  TILEWISE_INLINE RealPlace operator-() const { return {-base, -column}; }
+};
+TILEWISE_INLINE RealPlace operator+(const RealPlace& a, const RealPlace& b) {
+  return {a.base + b.base, a.column + b.column};
+}
+TILEWISE_INLINE RealPlace operator+(const RealPlace& a, float b) { return {a.base + b, a.column}; }
+TILEWISE_INLINE RealPlace operator+(float a, const RealPlace& b) { return b + a; }
+TILEWISE_INLINE RealPlace operator-(const RealPlace& a, const RealPlace& b) { return a + -b; }
+TILEWISE_INLINE RealPlace operator-(const RealPlace& a, float b) { return a + -b; }
+TILEWISE_INLINE RealPlace operator-(float a, const RealPlace& b) { return a + -b; }
+
 /// Where floats hold the sum.
-TILEWISE_INLINE float real_of(const ColumnPlace& place) { return place.real_origin + static_cast<float>(place.column); }
+TILEWISE_INLINE RealPlace real_of(const ColumnPlace& place) {
+  return {place.real_origin, static_cast<float>(place.column)};
+}
 
 }  // namespace tilewise::device

@@ -253,6 +253,14 @@ TILEWISE_INLINE float fused_multiply_add(float a, float b, float c) {
 #endif
 }
 
+/// x / divisor as IEEE 754 rounds it, of a divisor whose reciprocal has been rounded so, where x * reciprocal does not
+/// overflow: division proper takes twice as many instructions, and a branch. Nothing is left to correct of 0, of
+/// infinity and of NaN.
+TILEWISE_INLINE float quotient(float x, float divisor, float reciprocal) {
+  const float near = x * reciprocal, rest = fused_multiply_add(-near, divisor, x);
+  return magnitude(rest) > 0.0f ? fused_multiply_add(rest, reciprocal, near) : near;
+}
+
 /// a * b, rounded by itself, whatever it is added to: compilers contract products else.
 TILEWISE_INLINE float rounded_product(float a, float b) {
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)

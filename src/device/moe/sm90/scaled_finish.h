@@ -14,22 +14,6 @@ namespace tilewise::device {
 
 inline constexpr int kScaledColumns = 128;  // rows of weights of a block, which share a scale
 
-/// a * b + c, rounded once.
-TILEWISE_INLINE float multiply_add(float a, float b, float c) {
-#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
-  return __fmaf_rn(a, b, c);
-#else
-  return __builtin_fmaf(a, b, c);
-#endif
-}
-
-/// x / scale as IEEE 754 rounds it, by a reciprocal that has been rounded so.
-TILEWISE_INLINE float quotient(float x, float scale, float reciprocal) {
-  const float near = x * reciprocal, rest = multiply_add(-near, scale, x);
-  const bool finite = (__builtin_bit_cast(uint32_t, x) & 0x7F800000u) != 0x7F800000u;
-  return finite ? multiply_add(rest, reciprocal, near) : x;
-}
-
 struct MoeScaledTile {
   ExpertGroup group;
   int32_t row;  // of weights, the first

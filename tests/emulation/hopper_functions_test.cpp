@@ -43,7 +43,7 @@ TEST(HopperFunctions, HideByTables) {
 }
 
 TEST(HopperFunctions, ChangeScores) {
-  check("192x64 tiles", "dtype=f16 head_dim=64" + kFew + kRelative + kTable);
+  check("192x96 tiles", "dtype=f16 head_dim=64" + kFew + kRelative + kTable);
   check("tiles", "dtype=bf16 head_dim=128" + kFew + kRelative + kTable);
   check("tiles", "dtype=bf16 head_dim=128" + kFew + kRelative + kTable, true);
   check("128x64 tiles",

@@ -41,7 +41,7 @@ constexpr Tile kNarrow{3, 128, 3, 2, false};         // and the rest
 constexpr Tile kNarrowLengths{3, 96, 6, 2, true};    // with lengths or packed heads, causal or from 8k
 constexpr Tile kNarrowWindow{3, 64, 8, 2, true};     // with a window and lengths
 constexpr Tile kNarrowModified{3, 64, 8, 2, false};  // scores that are more than a scale
-constexpr Tile kNarrowSlopes{3, 96, 4, 2, false};    // ALiBi alone: in larger ones it would spill
+constexpr Tile kNarrowSlopes{3, 96, 4, 2, false};    // ALiBi or score_mod alone: larger ones would spill
 
 // Where two blocks may share keys: beyond 192, and to it where rows begin between sectors.
 constexpr Tile kWidestShared{2, 64, 2, 1, false, true};    // head_dim 200 to 256
@@ -167,7 +167,7 @@ const Tile& chosen_tile(const Problem& p, const HopperForwardConfig& c) {
   const bool narrow_bias = dim <= 64 && !c.windowed && !c.lengths && c.bias_type != device::kBiasF32;
   if (c.bias_boxes) return narrow_bias ? narrow_bias_tile_for(p, c) : kBoxedBias;
   if (dim <= 64 && (plain || c.alibi) && has_narrow_few(p, c)) return kNarrowFew;
-  if (c.alibi && dim <= 64) return kNarrowSlopes;
+  if ((c.alibi || !p.score_mod.empty()) && dim <= 64) return kNarrowSlopes;
   if ((c.alibi || c.bounded) && dim > 64 && !c.ranged && !c.lengths) return kMiddleLong;
   if (dim <= 64) return plain ? narrow_tile_for(p, c, length) : kNarrowModified;
   return !plain || c.windowed ? kMiddle : middle_tile_for(p, c, length);

@@ -97,5 +97,20 @@ TEST_P(SelectedKeys, OfValuesWithinTheKeys) {
 TILEWISE_ON_MACHINES(SelectedKeys, "emulation.cdna");
 TILEWISE_ON_MACHINES_BY_NIGHT(SelectedKeys, "emulation.sm80", "emulation.rdna");
 
+/// Where Hopper's kernel of MLA loads them one by one: in pages, in parts, and where two blocks load for each other.
+TEST(HopperSelectedKeys, OfMla) {
+  for (const char* options :
+       {"batch_size=2 seqlen_q=1 num_heads_q=64 page_size=16 num_pages=64 max_pages_per_seq=20 top_k=100",
+        "batch_size=2 seqlen_q=3 num_heads_q=200 capacity=400 top_k=260 num_splits=3",
+        "layout=thd batch_size=3 max_seqlen_q=4 total_q=9 num_heads_q=16 page_size=8 num_pages=80 "
+        "max_pages_per_seq=24 top_k=64 mask=causal",
+        "batch_size=2 seqlen_q=1 num_heads_q=128 capacity=100 top_k=33 append=1 cache_batch_idx=1 cache_leftpad=1"}) {
+    const std::string form = "kv_cache_attention dtype=bf16 num_heads_k=1 head_dim=192 head_dim_v=128 mla=1 ";
+    for (std::uint64_t seed = 0; seed < 2; ++seed) {
+      expect_passed(parse_problem(form + "cache_seqlens=1 softmax_lse=1 " + options), "emulation.sm90", seed);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tilewise::test

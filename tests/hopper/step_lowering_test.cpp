@@ -145,6 +145,21 @@ TEST(HopperStepLowering, SharesKeysAsValuesInMlasForm) {
   EXPECT_EQ(one.lowering.part("lse_accum")->bytes, blocks / 2 * 128 * 2 * sizeof(float));
 }
 
+/// Selected keys come one by one, for the heads of one query.
+TEST(HopperStepLowering, SelectsMlasKeys) {
+  const gpu::Outcome outcome = lower(
+      KvCacheProblem(parse_problem(concat(kMla, "batch_size=64 num_pages=8192 max_pages_per_seq=128 top_k=2048"))),
+      h200());
+  ASSERT_EQ(outcome.refusal, "");
+  EXPECT_EQ(outcome.lowering.launches()[0]->tensor_maps[1].map.box[1], 1U);
+  EXPECT_EQ(outcome.lowering.launches()[0]->cluster.x, 2U);
+  EXPECT_EQ(lower(KvCacheProblem(parse_problem("kv_cache_attention device=cuda dtype=bf16 num_heads_q=8 num_heads_k=2 "
+                                               "head_dim=128 capacity=512 seqlen_q=1 top_k=64")),
+                  h200())
+                .refusal,
+            "with key_indices, mla must be 1 (got 0)");
+}
+
 bool schedules_mlas_keys(const gpu::Outcome& outcome) {
   EXPECT_EQ(outcome.refusal, "");
   return gpu::config_of<Latent>(outcome.lowering.launches().at(0)->key).schedules_keys != 0;

@@ -281,6 +281,7 @@ struct HopperLatentConfig : ScoreConfig {
   Flag split = 0;           // keys come in parts, each of which leaves its own sums for combine
   Flag clustered = 0;       // two blocks with the same keys each load half of every tile of them, to both
   Flag schedules_keys = 0;  // of split keys: see kv_cache/key_scheduler.h
+  Flag selects = 0;         // a block has heads of one query, and the keys that key_indices give it
 
   static constexpr int32_t kRows = 64, kKeys = 64, kStages = 2;
   static constexpr int32_t block_n = kKeys;          // as others call it
@@ -288,13 +289,13 @@ struct HopperLatentConfig : ScoreConfig {
   constexpr int32_t blocks_of_cluster() const { return clustered ? 2 : 1; }
   static constexpr int32_t kConsumers = 2;  // warpgroups, each with half of the columns of out
   static constexpr int32_t kThreads = 128 * (kConsumers + 1);
-  constexpr int32_t keys_of_box() const { return device::keys_of_box(page_size, kKeys); }
+  constexpr int32_t keys_of_box() const { return selects ? 1 : device::keys_of_box(page_size, kKeys); }
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_score_field(c, visit);
     visit("page_size", c.page_size), visit("split", c.split), visit("clustered", c.clustered);
-    visit("schedules_keys", c.schedules_keys);
+    visit("schedules_keys", c.schedules_keys), visit("selects", c.selects);
   }
 };
 

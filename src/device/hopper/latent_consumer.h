@@ -116,7 +116,7 @@ class LatentConsumer {
   TILEWISE_INLINE void issue_scores(int32_t tile) {
     const RingPlace<C.kStages> place{static_cast<uint32_t>(warpgroup_), parity_};
     // Past the end of a sequence keys are cleared before the last chunk counts as landed.
-    const bool ends = (tile + 1) * C.kKeys > work_.seqlen_k;
+    const bool ends = !C.selects && (tile + 1) * C.kKeys > work_.seqlen_k;
     if (ends) place.wait_full(shared_.last);
     pin_registers<Machine>(S_);
     Machine::wgmma_fence();
@@ -188,7 +188,11 @@ class LatentConsumer {
   TILEWISE_INLINE bool make_weights(int32_t tile, PerRow& factor) {
     const int32_t first_key = tile * C.kKeys, last_key = first_key + C.kKeys - 1;
     const bool ends = last_key >= work_.seqlen_k;
-    if (ends || (C.ranged && last_key > work_.first_query + work_.diagonal)) hide(first_key);
+    if constexpr (C.selects) {
+      hide_unseen(tile);
+    } else if (ends || (C.ranged && last_key > work_.first_query + work_.diagonal)) {
+      hide(first_key);
+    }
     typename Softmax::NoRest rest;
     const bool moved = softmax_.move(S_, scale_, factor, rest) != 0;
     typename Softmax::template TileSums<true> sums;
@@ -224,6 +228,15 @@ class LatentConsumer {
       last[slot] -= origin;
     }
     S_.for_each(0, [&](int slot, int col, auto&& x) { x = col > last[slot] ? -kInfinity : x; });
+  }
+
+  /// Of keys that are selected, as the producer tells.
+  TILEWISE_INLINE void hide_unseen(int32_t tile) {
+    const auto seen = Machine::template load_shared<SeenKeys>(&shared_.seen[tile % (2 * C.kStages)]);
+    if ((seen.word[0] & seen.word[1]) == ~0u) return;
+    const int32_t first = 2 * (Machine::lane() % 4);
+    const uint32_t own[2] = {seen.word[0] >> first, seen.word[1] >> first};
+    S_.for_each(0, [&](int, int col, auto&& x) { x = (own[col / 32] >> col % 32 & 1u) != 0 ? x : -kInfinity; });
   }
 
   TILEWISE_INLINE void share_references() {

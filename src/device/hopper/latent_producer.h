@@ -1,6 +1,7 @@
-// The warpgroup that loads Q once and then tiles of keys, by pages.
+// The warpgroup that loads Q once and then tiles of keys, by pages, or selected ones one by one.
 #pragma once
 
+#include "device/common/selected.h"
 #include "device/hopper/latent_shared.h"
 #include "device/kv_cache/places.h"
 #include "device/sm90/load.h"
@@ -13,8 +14,9 @@ class LatentProducer {
   using RowTile = typename Shared::RowTile;
   using KeyTile = typename Shared::KeyTile;
   static constexpr int32_t kBoxKeys = C.keys_of_box(), kBoxes = C.kKeys / kBoxKeys;
-  static_assert(kBoxes * kBoxKeys == C.kKeys && kBoxes <= 32, "boxes are lanes'");
-  static constexpr bool kTileOfOnePage = C.page_size % C.kKeys == 0;  // 0: contiguous
+  static constexpr int32_t kBoxesOfLane = ceil_div(kBoxes, 32);
+  static_assert(kBoxes * kBoxKeys == C.kKeys && (C.selects || kBoxesOfLane == 1), "boxes are lanes'");
+  static constexpr bool kTileOfOnePage = C.page_size % C.kKeys == 0 && !C.selects;  // 0: contiguous
 
  public:
   TILEWISE_INLINE LatentProducer(const HopperLatentParams& params, Shared& shared, const LatentWork& work)
@@ -25,7 +27,8 @@ class LatentProducer {
         places_{params.cache.block_table + work.batch * params.cache.block_table_stride, work.k_row, 0, work.seqlen_k,
                 static_cast<int32_t>(params.cache.rows)} {}
 
-  /// By four warps: the first one loads tiles, the others clear what lies past the end of a sequence.
+  /// By four warps: the first one loads tiles, the others clear what lies past the end of a sequence. Where keys are
+  /// selected, the second one tells which the query sees; of the others zeros come.
   TILEWISE_INLINE void run() {
     const bool loads = Machine::thread() < 32;
     if (Machine::thread() == 0) load_rows();
@@ -39,9 +42,13 @@ class LatentProducer {
       }
       wait_for_tile_before(place, shared_.last);
       if (kTileOfOnePage && Machine::thread() == 32) call_rows(tile);
-      const int32_t used = work_.seqlen_k - tile * C.kKeys;
-      // Weights past the end are 0, but 0 times what lies there need not be.
-      if (used < C.kKeys) clear_values(place, maximum(used, 0));
+      if constexpr (C.selects) {
+        if (Machine::thread() < 64) tell_seen(tile);
+      } else {
+        const int32_t used = work_.seqlen_k - tile * C.kKeys;
+        // Weights past the end are 0, but 0 times what lies there need not be.
+        if (used < C.kKeys) clear_values(place, maximum(used, 0));
+      }
       arrive_as_warp(shared_.last.full[place.stage]);
     }
   }
@@ -56,9 +63,38 @@ class LatentProducer {
 
   /// Of this lane's box of a tile, a tile ahead: a copy that waits for its table takes twice as long.
   TILEWISE_INLINE void look_up_page(int32_t tile) {
-    page_ = work_.cache_row;
+    if constexpr (C.selects) return look_up_selected(tile);
+    page_[0] = work_.cache_row;
     if (C.page_size == 0 || work_.seqlen_k == 0 || Machine::lane() >= kBoxes) return;
-    page_ = places_.page_of(places_.place_of(first_key(tile)));
+    page_[0] = places_.page_of(places_.place_of(first_key(tile)));
+  }
+  /// Of this lane's keys, past the end of the tensor where the query does not see them: zeros come from there.
+  TILEWISE_INLINE void look_up_selected(int32_t tile) {
+    TILEWISE_UNROLL
+    for (int i = 0; i < kBoxesOfLane; ++i) {
+      const int32_t key = selected(tile, i), place = places_.place_of(key);
+      page_[i] = work_.cache_row, within_[i] = -1;
+      if (key < 0) continue;
+      within_[i] = places_.within_page(place);
+      if constexpr (C.page_size != 0) page_[i] = places_.page_of(place);
+    }
+  }
+  /// This lane's key i of a tile, or -1.
+  TILEWISE_INLINE int32_t selected(int32_t tile, int i) const {
+    struct {
+      int32_t begin, end;
+    } const seen{0, work_.seen_end};
+    const int64_t number = int64_t{tile} * C.kKeys + i * 32 + Machine::lane();
+    if (number >= p_.key_indices.count) return -1;
+    return selected_key(
+        Machine::load_global(p_.key_indices.row(work_.batch, work_.q_row + work_.first_query, 0) + number), seen);
+  }
+  /// By a warp. A word is written anew when the tile two before has landed, and so the one four before is done with.
+  TILEWISE_INLINE void tell_seen(int32_t tile) {
+    SeenKeys seen{};
+    TILEWISE_UNROLL
+    for (int i = 0; i < 2; ++i) seen.word[i] = Machine::lanes_where(selected(tile, i) >= 0);
+    if (Machine::lane() == 0) Machine::store_shared(&shared_.seen[tile % (2 * C.kStages)], seen);
   }
   /// Of a tile whose place in shared memory is not yet free, into L2: this block's share of what all row tiles of a
   /// sequence read. In whole rows they come from memory sooner than by boxes of 128 bytes a row. The first tiles of a
@@ -82,7 +118,7 @@ class LatentProducer {
 
   TILEWISE_INLINE void load_keys(const RingPlace<C.kStages>& place, int32_t tile) {
     // A box past the end loads whatever is near.
-    const int32_t page = page_, within = this->within(first_key(tile));
+    if constexpr (!C.selects) within_[0] = within(first_key(tile));
     const bool loads_last = !C.clustered || static_cast<int32_t>(place.stage) == rank_;
     if constexpr (C.clustered) {
       TILEWISE_UNROLL
@@ -94,9 +130,9 @@ class LatentProducer {
     TILEWISE_UNROLL
     for (int i = 0; i < C.kConsumers; ++i) {
       if (C.clustered && i != rank_) continue;
-      load_chunks(place, shared_.half[i], i * Shared::kHalfChunks, Shared::kHalfChunks, page, within);
+      load_chunks(place, shared_.half[i], i * Shared::kHalfChunks, Shared::kHalfChunks);
     }
-    if (loads_last) load_chunks(place, shared_.last, Shared::kLastChunk, 1, page, within);
+    if (loads_last) load_chunks(place, shared_.last, Shared::kLastChunk, 1);
     if (tile + 1 < work_.end) look_up_page(tile + 1);
   }
 
@@ -114,16 +150,20 @@ class LatentProducer {
   }
 
   TILEWISE_INLINE void load_chunks(const RingPlace<C.kStages>& place, typename Shared::KeyRing& ring, int first,
-                                   int count, int32_t page, int32_t within) {
+                                   int count) {
     place.wait_empty(ring);
     Barrier<Machine>& landed = ring.full[place.stage];
     if (Machine::lane() == 0) landed.arrive_and_expect(count * KeyTile::kChunkBytes);
     Machine::wave_sync();
     if (Machine::lane() >= kBoxes) return;
     TILEWISE_UNROLL
-    for (int c = first; c < first + count; ++c) {
-      uint8_t* const to = shared_.keys[place.stage].chunk(c) + Machine::lane() * kBoxKeys * kChunkRowBytes;
-      load_box<C.blocks_of_cluster()>(to, p_.k_map, landed, c * KeyTile::kChunkColumns, within, 0, page);
+    for (int i = 0; i < kBoxesOfLane; ++i) {
+      const int32_t row = (i * 32 + Machine::lane()) * kBoxKeys;
+      TILEWISE_UNROLL
+      for (int c = first; c < first + count; ++c) {
+        uint8_t* const to = shared_.keys[place.stage].chunk(c) + row * kChunkRowBytes;
+        load_box<C.blocks_of_cluster()>(to, p_.k_map, landed, c * KeyTile::kChunkColumns, within_[i], 0, page_[i]);
+      }
     }
   }
 
@@ -148,7 +188,7 @@ class LatentProducer {
   const LatentWork& work_;
   const int32_t rank_;  // in the cluster
   CachePlaces<Machine, C.page_size> places_;
-  int32_t page_;
+  int32_t page_[kBoxesOfLane], within_[kBoxesOfLane];
 };
 
 }  // namespace tilewise::device

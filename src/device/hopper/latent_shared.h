@@ -15,6 +15,11 @@ struct alignas(16) RowRecord {
   float base, limit, sum, unused;
 };
 
+/// Which of a tile's keys the block's query sees, a bit each; where keys are selected. A piece of 16 bytes as well.
+struct alignas(16) SeenKeys {
+  uint32_t word[2], unused[2];
+};
+
 /// Keys of one stage come in three parts with rings of their own, so that each is refilled as soon as its last reader
 /// is done: the columns of values that each consumer warpgroup multiplies, and the last chunk, which no value has.
 /// There a tile's weights stand once its scores are computed.
@@ -39,6 +44,7 @@ struct HopperLatentShared {
   Barrier<Machine> rows_landed;
   KeyRing half[C.kConsumers], last;
   Barrier<Machine> weights[C.kConsumers];  // of its tile stand in shared memory
+  SeenKeys seen[2 * C.kStages];
 
   TILEWISE_INLINE WeightTile& weight_tile(uint32_t stage) {
     return *reinterpret_cast<WeightTile*>(keys[stage].chunk(kLastChunk));
@@ -69,6 +75,7 @@ struct LatentWork {
   int32_t seqlen_k, k_row;  // used keys, none in a part without any; place of the first
   int32_t cache_row;        // of a contiguous cache
   int32_t diagonal;         // query i sees no key past i + diagonal
+  int32_t seen_end;         // of keys that are selected, those before it are seen
 
   /// A sequence's only part leaves what an unsplit one does.
   TILEWISE_INLINE bool is_whole() const { return part.count == 1; }
@@ -108,11 +115,13 @@ TILEWISE_INLINE LatentWork latent_work(const HopperLatentParams& p) {
   w.diagonal = static_cast<int32_t>(minimum<int64_t>(diagonal_offset(p.score, s) + right, kFar));
   const int32_t last_query = minimum(w.first_query + order.queries_of_tile, w.seqlen_q) - 1;
   const int32_t seen = C.ranged ? minimum(w.seqlen_k, last_query + w.diagonal + 1) : w.seqlen_k;
-  const int32_t count = last_query < w.first_query ? 0 : ceil_div(maximum(seen, 0), C.kKeys);
+  const int32_t keys = C.selects && seen > 0 ? static_cast<int32_t>(p.key_indices.count) : maximum(seen, 0);
+  const int32_t count = last_query < w.first_query ? 0 : ceil_div(keys, C.kKeys);
+  w.seen_end = seen;
   w.begin = count * w.part.number / w.part.count;
   w.end = count * (w.part.number + 1) / w.part.count;
   // A part without keys takes a tile all the same and hides it: what it stores is read.
-  if (w.begin == w.end) w.begin = 0, w.end = 1, w.seqlen_k = 0;
+  if (w.begin == w.end) w.begin = 0, w.end = 1, w.seqlen_k = 0, w.seen_end = 0;
   return w;
 }
 

@@ -280,7 +280,8 @@ struct HopperLatentParams {
   LseTensor softmax_lse;
   CacheShape cache;
   LatentOrder order;
-  Tensor4 k;         // of the cache, one head
+  Tensor4 k;  // of the cache, one head
+  IndexTensor key_indices;
   float* out_accum;  // as KvCacheForwardParams have them
   float* lse_accum;
   KeySchedule key_schedule;
@@ -289,7 +290,8 @@ struct HopperLatentParams {
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("shape", p.shape), visit("score", p.score);
     visit("out", p.out), visit("softmax_lse", p.softmax_lse), visit("cache", p.cache), visit("order", p.order);
-    visit("k", p.k), visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
+    visit("k", p.k), visit("key_indices", p.key_indices), visit("out_accum", p.out_accum),
+        visit("lse_accum", p.lse_accum);
     visit("key_schedule", p.key_schedule);
   }
 };

@@ -59,6 +59,7 @@ MapBinds add_rotation(const KvCacheProblem& p, const Problem& attention, bool pa
 
 std::string step_refusal(const KvCacheProblem& p) {
   if (operations::kv_cache::appends_alone(p)) return "call must be kv_cache_attention (got append_kv)";
+  if (p.top_k > 0 && !p.mla) return "with key_indices, mla must be 1 (got 0)";
   if (p.page_size % device::kPageUnit != 0) {
     return core::concat("page_size must be a multiple of ", device::kPageUnit, " (got ", p.page_size, ")");
   }
@@ -107,7 +108,8 @@ operations::kv_cache::FeatureSet kv_cache_features() {
           window_right,  scale_sign,
           softcap,       alibi,
           sink,          batch_invariant,
-          rotary,        rotary_interleaved};
+          rotary,        rotary_interleaved,
+          key_indices};
 }
 
 gpu::Outcome lower(const KvCacheProblem& p, const core::DeviceDescription& device) {

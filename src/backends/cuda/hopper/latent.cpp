@@ -8,6 +8,7 @@
 #include "backends/cuda/hopper/forward_launch.hpp"
 #include "backends/cuda/hopper/tensor_maps.hpp"
 #include "backends/portable/attention/schedule.hpp"
+#include "backends/portable/attention/selected_keys.hpp"
 #include "backends/portable/kv_cache/key_parts.hpp"
 #include "backends/portable/kv_cache/schedule.hpp"
 #include "backends/portable/traits.hpp"
@@ -46,7 +47,14 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const KvCacheProblem& p, const 
           {offsetof(HopperLatentParams, k_map), keys, map_binds<CacheCalls>(false).k}};
 }
 
-void bind(const void* call, void* block) { bind_step(call, *static_cast<HopperLatentParams*>(block)); }
+void bind(const void* call, void* block) {
+  auto& params = *static_cast<HopperLatentParams*>(block);
+  bind_step(call, params);
+  params.key_indices = CacheCalls::of(call).key_indices;
+}
+
+/// Of the longest sequence.
+std::int64_t keys_of(const KvCacheProblem& p) { return p.top_k > 0 ? p.top_k : operations::kv_cache::capacity_of(p); }
 
 HopperLatentConfig config_for(const KvCacheProblem& p) {
   HopperLatentConfig c;
@@ -58,6 +66,7 @@ HopperLatentConfig config_for(const KvCacheProblem& p) {
   c.exact_dims = 1;
   portable::set_score_options(c, portable::attention_of(p));
   c.page_size = static_cast<std::int32_t>(p.page_size);
+  c.selects = p.top_k > 0;
   return c;
 }
 
@@ -71,7 +80,7 @@ bool shares_keys(const HopperLatentConfig& config, const device::LatentOrder& or
 device::LatentOrder order_for(const KvCacheProblem& p) {
   constexpr std::int64_t kRows = HopperLatentConfig::kRows;
   device::LatentOrder order{};
-  const std::int64_t heads = std::min(kRows, p.num_heads_q), queries = kRows / heads;
+  const std::int64_t heads = std::min(kRows, p.num_heads_q), queries = p.top_k > 0 ? 1 : kRows / heads;
   order.heads_of_tile = static_cast<std::int32_t>(heads);
   order.queries_of_tile = static_cast<std::int32_t>(queries);
   order.head_tiles = static_cast<std::int32_t>(ceil_div(p.num_heads_q, heads));
@@ -89,7 +98,7 @@ class LatentEstimator {
   [[nodiscard]] double us(const LatentSchedule& s) const {
     constexpr double kStartUs = 5.0, kBlockUs = 0.7, kTileUs = 1.61, kOfMemoryRate = 0.54;
     constexpr double kBlocksForAll = 44.0;  // that draw all of the memory's rate
-    const double tiles = std::ceil(f(operations::kv_cache::capacity_of(p_)) / HopperLatentConfig::kKeys);
+    const double tiles = std::ceil(f(keys_of(p_)) / HopperLatentConfig::kKeys);
     const std::int64_t splits = s.order.num_splits;
     const double a_part = std::max(1.0, std::ceil(tiles / f(splits)));
     const double blocks = f(p_.batch_size) * s.order.row_tiles * f(splits);
@@ -122,7 +131,7 @@ class LatentEstimator {
 device::KeySchedule schedule_keys(const KvCacheProblem& p, const core::DeviceDescription& device,
                                   const device::LatentOrder& order) {
   const portable::DeviceTraits traits = portable::traits_of(device, gpu::Family::sm80);
-  if (order.row_tiles > traits.multiprocessors) return {};
+  if (order.row_tiles > traits.multiprocessors || p.top_k > 0) return {};
   const portable::ScheduledBlocks blocks{order.row_tiles, 1, HopperLatentConfig::kKeys,
                                          HopperLatentConfig::kSchedulesSparingly};
   return portable::schedule_keys(p, traits, blocks);
@@ -145,7 +154,7 @@ std::string latent_refusal(const KvCacheProblem& p) {
   if (p.alibi_slopes != AlibiKind::none) return "with mla, alibi_slopes must be none (got some)";
   if (p.sink != SinkKind::none) return "with mla, sink must be none (got one)";
   if (p.unaligned) return "every row of q, k_cache and out must start on 16 bytes (got one that does not)";
-  return {};
+  return portable::selection_refusal(p.top_k);
 }
 
 LatentSchedule latent_schedule(const KvCacheProblem& p, const core::DeviceDescription& device) {
@@ -164,7 +173,7 @@ LatentSchedule latent_schedule(const KvCacheProblem& p, const core::DeviceDescri
   if (p.num_splits > 1) return in_parts(std::min(p.num_splits, kMost));
   if (p.num_splits == 1 || p.batch_invariant) return one;
   LatentSchedule best = one;
-  const std::int64_t tiles = ceil_div(operations::kv_cache::capacity_of(p), std::int64_t{HopperLatentConfig::kKeys});
+  const std::int64_t tiles = ceil_div(keys_of(p), std::int64_t{HopperLatentConfig::kKeys});
   for (std::int64_t splits = 2; splits <= std::min(tiles, kMost); ++splits) {
     const LatentSchedule candidate = in_parts(splits);
     if (candidate.us < best.us) best = candidate;

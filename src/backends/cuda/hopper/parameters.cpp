@@ -105,6 +105,7 @@ void for_each_pointer(const device::HopperLatentParams& p, const gpu::RegionVisi
   table.score();
   table.cache_lengths();
   table.cache(p.k, "k_cache", Access::read, p.shape.head_dim);
+  table.selected(p.key_indices);
   table.outs(p.out, "out", Access::write);
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
   table.parts_of_keys(p.order.num_splits > 1 ? p.order.num_splits : 0, Access::write);

@@ -61,12 +61,13 @@ std::uint32_t BwdPreprocess::shared_bytes(const Config& c, gpu::Family) {
 }
 
 std::uint32_t Latent::shared_bytes(const Config& c, gpu::Family) {
-  constexpr std::int32_t kPattern = 1024, kBarrier = 8, kElement = 2;
+  constexpr std::int32_t kPattern = 1024, kBarrier = 8, kElement = 2, kSeen = 16;
   constexpr std::int32_t kRecord = 16, kRecords = 2;  // of each row, by each consumer warpgroup
   const std::int32_t tiles = (Config::kRows + Config::kStages * Config::kKeys) * c.head_dim * kElement;
   const std::int32_t statistics = kRecords * Config::kConsumers * Config::kRows * kRecord;
   const std::int32_t rings = (Config::kConsumers + 1) * 2 * Config::kStages;
-  const std::int32_t bytes = tiles + statistics + (1 + rings + Config::kConsumers) * kBarrier;
+  const std::int32_t bytes =
+      tiles + statistics + (1 + rings + Config::kConsumers) * kBarrier + 2 * Config::kStages * kSeen;
   return static_cast<std::uint32_t>((bytes + kPattern - 1) / kPattern * kPattern);
 }
 

@@ -59,7 +59,7 @@ constexpr std::array<FeatureRow, 43> kRows{{
     {"score_mod", "score_mod=4.0*tanh(score/4.0)+table0[h]*kv_idx tables=f32[4]"},
     {"mask_mod", "mask_mod=(q_idx-kv_idx)%3!=1"},
     {"block_mask", "block_mask=32x48[b,h]+full mask_mod=(q_idx-kv_idx)%3!=1"},
-    {"key_indices", "top_k=40 key_indices_per_head=1 mask=causal", true, false},
+    {"key_indices", "top_k=40 key_indices_per_head=1 mask=causal"},
     {"decode, split keys", "seqlen_q=1 seqlen_k=3000", true, false},
     {"unaligned rows", "head_dim=63"},
     {"fp8", "dtype=fp8_e4m3", true, false, true},

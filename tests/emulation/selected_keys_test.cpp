@@ -68,6 +68,46 @@ TEST_P(SelectedKeys, SplitOverBlocks) {
       "attention_forward seqlen_q=1 seqlen_k=900 num_heads_q=8 num_heads_k=1 head_dim=128 top_k=700 sink=1 dtype=bf16");
 }
 
+TEST_P(SelectedKeys, Backward) {
+  const std::string sizes = "attention_backward batch_size=2 seqlen_q=9 seqlen_k=90 head_dim=64 dtype=bf16 ";
+  check(sizes + "num_heads_q=4 num_heads_k=2 top_k=140 dlse=1");
+  check(sizes + "num_heads_q=2 num_heads_k=2 top_k=3 key_indices_per_head=1 mask=causal");
+}
+
+/// A run of indices has a tile of heads after the other, and dk another kernel than dv.
+TEST_P(SelectedKeys, BackwardOfManyHeadsOnOneKey) {
+  check(
+      "attention_backward seqlen_q=2 seqlen_k=90 num_heads_q=136 num_heads_k=1 head_dim=192 head_dim_v=128 top_k=70 "
+      "mask=causal dtype=bf16");
+}
+
+TEST_P(SelectedKeys, BackwardAmongAllOptions) {
+  const std::string options =
+      "num_heads_q=6 num_heads_k=2 key_indices_per_head=1 bias=f32[b,h,q,k] alibi_slopes=[h] sink=1 dsink=1 "
+      "dropout_p=0.25 softcap=5 ";
+  check(
+      "attention_backward dtype=f16 batch_size=2 seqlen_q=5 seqlen_k=90 head_dim=64 top_k=150 mask=causal "
+      "seqused_q=1 seqused_k=1 leftpad_k=1 " +
+      options);
+  check(
+      "attention_backward dtype=bf16 batch_size=2 seqlen_q=5 seqlen_k=90 head_dim=40 head_dim_v=24 top_k=33 "
+      "window_left=40 window_right=3 score_mod=score+0.01*kv_idx mask_mod=(kv_idx%5!=q_idx%3)&(h>=0) " +
+      options);
+}
+
+/// Columns past a group's last head are heads again, and a mask hides them where it hides that head.
+TEST_P(SelectedKeys, BackwardUnderABlockMask) {
+  check(
+      "attention_backward batch_size=2 seqlen_q=20 seqlen_k=90 num_heads_q=2 num_heads_k=1 head_dim=32 top_k=33 "
+      "block_mask=16x48[b,1]+full mask_mod=(q_idx-kv_idx)%3!=1 bias=bool[b,h,q,k] dtype=f16");
+}
+
+TEST_P(SelectedKeys, BackwardInPackedSequences) {
+  check(
+      "attention_backward layout=thd batch_size=3 max_seqlen_q=9 max_seqlen_k=90 total_q=20 total_k=200 num_heads_q=4 "
+      "num_heads_k=4 head_dim=40 top_k=70 key_indices_per_head=1 window_left=40 sink=1 clear_rest=1 dtype=bf16");
+}
+
 TEST_P(SelectedKeys, OfACache) {
   const std::string heads = "num_heads_q=4 num_heads_k=2 head_dim=64 batch_size=3 ";
   check_step(heads +

@@ -121,6 +121,11 @@ inline constexpr std::string_view kSelectedProblems[] = {
     "attention_forward dtype=bf16 layout=thd batch_size=2 max_seqlen_q=4096 max_seqlen_k=32768 num_heads_q=32 "
     "num_heads_k=8 head_dim=64 top_k=2048 mask=causal window_left=256 softcap=30 alibi_slopes=[h] bias=query[b,h,q,k] "
     "sink=query dropout_p=0.1 seed_tensor=1 seqused_q=1 seqused_k=1 leftpad_k=1",
+    "attention_backward dtype=bf16 seqlen_q=4096 seqlen_k=32768 num_heads_q=128 num_heads_k=1 head_dim=192 "
+    "head_dim_v=128 top_k=2048",
+    "attention_backward dtype=bf16 layout=thd batch_size=2 max_seqlen_q=4096 max_seqlen_k=32768 num_heads_q=32 "
+    "num_heads_k=8 head_dim=128 top_k=2048 mask=causal window_left=256 softcap=30 alibi_slopes=[h] bias=query[b,h,q,k] "
+    "sink=query dropout_p=0.1 seed_tensor=1 seqused_q=1 seqused_k=1 leftpad_k=1",
     "kv_cache_attention dtype=bf16 mla=1 batch_size=64 seqlen_q=1 num_heads_q=128 num_heads_k=1 head_dim=576 "
     "head_dim_v=512 page_size=64 num_pages=8192 max_pages_per_seq=512 cache_seqlens=1 top_k=2048",
     "kv_cache_attention dtype=bf16 cache_dtype=fp8_e4m3 scales=token batch_size=64 seqlen_q=1 num_heads_q=32 "

@@ -1,8 +1,11 @@
 // Selected keys on the way to a GPU's kernels: a block for each query and key head, which problems share kernels, and
 // what is refused.
+#include <algorithm>
 #include <string>
+#include <variant>
 
 #include "backends/portable/attention/lowering.hpp"
+#include "backends/portable/attention/parameters.hpp"
 #include "backends/portable/kv_cache/lowering.hpp"
 #include "core/message.hpp"
 #include "support.hpp"
@@ -62,10 +65,63 @@ TEST(SelectedLowering, NewKeysComeFirst) {
   }
 }
 
+constexpr std::string_view kBackward =
+    "attention_backward dtype=bf16 batch_size=9 seqlen_q=40 seqlen_k=9000 num_heads_k=4 head_dim=128 top_k=512 ";
+
+/// A run of a query's indices for each block of dk and dv, whose sums have a row for each key: cleared before.
+TEST(SelectedLowering, QueriesAddToTheirKeys) {
+  for (const std::string_view architecture : kMachines) {
+    const gpu::Lowering lowering = lowered(architecture, concat(kBackward, "num_heads_q=256"));
+    const gpu::Launch* const dkdv = find_launch<BwdDkdv>(lowering);
+    const gpu::Launch* const dq = find_launch<BwdDq>(lowering);
+    ASSERT_TRUE(dkdv != nullptr && dq != nullptr && find_launch<BwdConvertSelected>(lowering) != nullptr);
+    EXPECT_EQ(dkdv->grid.count() % (40U * 4 * 9), 0U) << architecture;
+    EXPECT_EQ(dq->grid.count() % (40U * 4 * 9), 0U) << architecture;
+    for (const std::string_view part : {kSelectedDk, kSelectedDv}) {
+      ASSERT_NE(lowering.part(part), nullptr) << architecture << part;
+      EXPECT_EQ(lowering.part(part)->bytes, 9U * 9000 * 4 * 128 * sizeof(float)) << architecture << part;
+    }
+    const auto clears = std::ranges::count_if(
+        lowering.steps, [](const gpu::Step& step) { return std::holds_alternative<gpu::Clear>(step); });
+    EXPECT_EQ(clears, 2) << architecture;
+    EXPECT_NE(lowering.schedule.find("keys selected"), std::string::npos) << lowering.schedule;
+    const gpu::Lowering packed =
+        lowered(architecture,
+                "attention_backward dtype=bf16 layout=thd batch_size=9 max_seqlen_q=40 max_seqlen_k=9000 "
+                "total_q=90 total_k=20000 num_heads_q=4 num_heads_k=4 head_dim=64 top_k=512 dk=0 dq=0");
+    EXPECT_EQ(packed.part(kSelectedDv)->bytes, 20000U * 4 * 64 * sizeof(float)) << architecture;
+    EXPECT_EQ(packed.part(kSelectedDk), nullptr) << architecture;
+  }
+}
+
+/// Few heads of a key have smaller tiles than many; the mask changes no kernel.
+TEST(SelectedLowering, GradientsShareKernels) {
+  for (const std::string_view architecture : kMachines) {
+    const gpu::Lowering plain = lowered(architecture, concat(kBackward, "num_heads_q=256"));
+    for (const char* options : {" mask=causal", " window_left=90", " key_indices_per_head=1", " dlse=1"}) {
+      const gpu::Lowering other = lowered(architecture, concat(kBackward, "num_heads_q=256", options));
+      EXPECT_EQ(find_launch<BwdDkdv>(other)->key, find_launch<BwdDkdv>(plain)->key) << architecture << options;
+      EXPECT_EQ(find_launch<BwdDq>(other)->key, find_launch<BwdDq>(plain)->key) << architecture << options;
+    }
+    const gpu::Lowering few = lowered(architecture, concat(kBackward, "num_heads_q=4"));
+    EXPECT_LT(find_launch<BwdDq>(few)->key.threads(), find_launch<BwdDq>(plain)->key.threads()) << architecture;
+  }
+}
+
 TEST(SelectedLowering, RefusesByName) {
   for (const std::string_view architecture : kMachines) {
-    EXPECT_EQ(refusal_of(architecture, "attention_backward dtype=bf16 seqlen_q=9 seqlen_k=9 head_dim=64 top_k=4"),
-              "key_indices must not be given to the backward pass, of which no kernel gathers keys");
+    const std::string backward = "attention_backward dtype=bf16 seqlen_q=9 seqlen_k=9 head_dim=64 top_k=4";
+    EXPECT_EQ(refusal_of(architecture, backward + " bias=f32[1,h,q,k] dbias=1"),
+              "dbias must not be wanted with key_indices, of which the patches that make it know nothing");
+    EXPECT_EQ(refusal_of(architecture, backward + " score_mod=score+table0[h] tables=f32[1] dtables=1"),
+              "dtables must not be wanted with key_indices, of which the patches that make them know nothing");
+    EXPECT_EQ(refusal_of(architecture, backward + " deterministic=1"),
+              "dk and dv of key_indices must not be deterministic, since the queries that select a key add to its sums "
+              "in any order");
+    EXPECT_EQ(refusal_of(architecture, backward + " batch_invariant=1 dk=0"),
+              "dk and dv of key_indices must not be batch_invariant, since the queries that select a key add to its "
+              "sums in any order");
+    EXPECT_EQ(refusal_of(architecture, backward + " deterministic=1 batch_invariant=1 dk=0 dv=0"), "");
     EXPECT_EQ(
         refusal_of(architecture, "attention_forward dtype=bf16 seqlen_q=9 seqlen_k=9 head_dim=64 top_k=536870913"),
         "key_indices: top_k must be <= 2^29 (got 536870913)");

@@ -1,8 +1,8 @@
 // The keys that a block of the backward pass owns: where they lie, and which queries see them.
 #pragma once
 
+#include "device/attention/bwd_scores.h"
 #include "device/attention/grid_place.h"
-#include "device/attention/scores.h"
 #include "device/attention/seen_tiles.h"
 #include "device/attention/tensor_rows.h"
 
@@ -51,6 +51,7 @@ struct KeyRows {
 /// them, rows that are no keys must be hidden.
 template <auto C, class Params, bool kHidesUnused>
 struct BlockKeys : KeyRows {
+  static constexpr bool kInARow = true;
   const Params& p;
   int32_t diagonal, group;
   VisibleBand band;
@@ -88,6 +89,26 @@ struct BlockKeys : KeyRows {
     return maximum(0, minimum(i, static_cast<int32_t>(sequence.seqlen_q)));
   }
 
+  /// What row `row` of the block is, and column `col` of a tile of queries.
+  TILEWISE_INLINE int32_t key_of(int row) const { return first_key + row; }
+  TILEWISE_INLINE int32_t query_of(const QueryPosition& at, int col) const { return at.tile * C.block_m + col; }
+  TILEWISE_INLINE int32_t head_of(const QueryPosition& at, int) const { return at.head; }
+
+  /// The rows of a tensor that tiles of queries are made of, from the first one's on.
+  template <int kElement>
+  TILEWISE_INLINE RowSource<kElement> columns_of(const Tensor4& t, const QueryPosition& at, int64_t cols) const {
+    return query_source<kElement>(t, sequence, place.batch, at.head, cols);
+  }
+
+  /// What the scores of a tile's column depend on, from what those of its head do.
+  TILEWISE_INLINE RowOf<C> scores_of_head(const QueryPosition& at) const {
+    return row_score<C>(p.score, p.shape.num_heads_q, sequence, place.batch, at.head, 0);
+  }
+  TILEWISE_INLINE RowOf<C> scores_of(const RowOf<C>& of_head, const QueryPosition& at, int col) const {
+    return query_score(of_head, query_of(at, col));
+  }
+
+ private:
   /// What the scores of a query depend on, from what those of its head's query 0 do.
   TILEWISE_INLINE RowOf<C> query_score(const RowOf<C>& of_head, int32_t query) const {
     RowOf<C> row = of_head;
@@ -99,6 +120,7 @@ struct BlockKeys : KeyRows {
     return row;
   }
 
+ public:
   /// Whether a query sees a key. Rows of dk and dv that are no keys are not stored, whatever they sum up; queries past
   /// the end have a P of 0, but 0 times a NaN is one.
   TILEWISE_INLINE bool sees(int32_t query, int32_t key) const {

@@ -1,11 +1,14 @@
 // dk and dv: a block owns rows of keys and values and streams queries and their gradients past them,
-// head after head of the group, so that dk and dv have one owner and one order of summation.
+// head after head of the group, so that dk and dv have one owner and one order of summation. Where keys are selected it
+// owns a run of one query's, streams the heads of that query, and adds to sums of each key.
 #pragma once
 
 #include "device/attention/block_keys.h"
 #include "device/attention/bwd_score_mod.h"
 #include "device/attention/config.h"
 #include "device/attention/q_do_pipeline.h"
+#include "device/attention/selected_block.h"
+#include "device/attention/selected_sums.h"
 #include "device/tile/contract.h"
 #include "device/tile/mma.h"
 #include "device/tile/own_rows.h"
@@ -14,7 +17,7 @@
 namespace tilewise::device {
 
 template <class Ops, auto C>
-struct BwdDkdvShared {
+struct BwdDkdvShared : TileKeys<C.selects != 0, C.block_n()> {
   static constexpr int kQUse = C.wants_dk ? kBothWays : kByRows;
   static constexpr int kDoUse = !C.wants_dk ? kByColumns : C.wants_dv ? kBothWays : kByRows;
   using Stage = QDoStage<Ops, C, kQUse, kDoUse>;
@@ -56,21 +59,26 @@ template <TileOps Ops, auto C>
 class BwdDkdv {
   using Machine = typename Ops::Machine;
   using Scores = Fragment<Ops, C.rows_per_wave, C.block_m>;
-  using Keys = BlockKeys<C, typename FunctionsOf<C>::template ParamsOf<BwdDkdvParams>, false>;
   static constexpr bool kStreams = streams_products<Ops, Scores>(C) && C.wants_dk && C.wants_dv;
   using Pipeline = QDoPipeline<Ops, C, typename BwdDkdvShared<Ops, C>::Stage, kStreams>;
 
  public:
   using Params = typename FunctionsOf<C>::template ParamsOf<BwdDkdvParams>;
   using Shared = BwdDkdvShared<Ops, C>;
+  using Keys = Choose<C.selects != 0, SelectedBlockKeys<C, Params, Machine>, BlockKeys<C, Params, false>>;
 
   TILEWISE_INLINE static void run(const Params& params, Shared& shared) {
     const GridPlace place = grid_place<Machine>(params.grid);
     const Sequence sequence = sequence_at<C>(params.shape, place.batch);
-    if (static_cast<int64_t>(place.tile) * C.block_n() >= sequence.all_k) return;
-    BwdDkdv kernel(params, shared, Keys(params, sequence, place, C.block_n()));
-    kernel.visit_queries();
-    kernel.finish();
+    if constexpr (C.selects) {
+      BwdDkdv kernel(params, shared, Keys(params, sequence, place, shared.selected));
+      if (kernel.visit_queries()) kernel.add_sums();
+    } else {
+      if (static_cast<int64_t>(place.tile) * C.block_n() >= sequence.all_k) return;
+      BwdDkdv kernel(params, shared, Keys(params, sequence, place, C.block_n()));
+      kernel.visit_queries();
+      kernel.finish();
+    }
   }
 
  private:
@@ -81,9 +89,10 @@ class BwdDkdv {
     dV_.clear();
   }
 
-  TILEWISE_INLINE void visit_queries() {
+  /// Whether there are any.
+  TILEWISE_INLINE bool visit_queries() {
     const TileRange tiles = keys_.tiles(C.block_n());
-    if (tiles.count() == 0) return;
+    if (tiles.count() == 0) return false;
     k_rows_.load(shared_.k_tile(), wave_row_, p_.shape.head_dim,
                  [&](int row) { return keys_.template address_to_read<C.k_type>(p_.k, row); });
     if constexpr (C.wants_dk) {
@@ -92,6 +101,7 @@ class BwdDkdv {
     }
     pipeline_.walk(shared_.streams.stage, keys_, tiles, 0, keys_.steps(tiles),
                    [&](const auto& stage, const QueryPosition& at, bool masked) { visit(stage, at, masked); });
+    return true;
   }
 
   TILEWISE_INLINE decltype(auto) K() const { return k_rows_.operand(shared_.k_tile(), wave_row_); }
@@ -141,6 +151,17 @@ class BwdDkdv {
     });
     if (masked) mod.hide(S, dP);
     stream_AB(dK_, to_operand<C.q_type>(dP), stage.q, next, [](int, int) {});
+  }
+
+  /// dk's without its scale.
+  TILEWISE_INLINE void add_sums() {
+    const auto add = [&](auto& gradient, float* sums, int64_t a_row) {
+      SelectedSums<Ops>::add(gradient, lane_, [&](int row) -> float* {
+        return keys_.used(wave_row_ + row) ? sums + keys_.sums_row(wave_row_ + row) * a_row : nullptr;
+      });
+    };
+    if constexpr (C.wants_dk) add(dK_, p_.dk_accum, p_.dk_accum_a_row);
+    if constexpr (C.wants_dv) add(dV_, p_.dv_accum, p_.dv_accum_a_row);
   }
 
   /// The outputs take the stages' place, one after the other.

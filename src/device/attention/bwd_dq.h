@@ -1,5 +1,5 @@
-// dq: a block owns rows of queries (and of dout) and streams keys and values past them. It has one
-// owner and one order of summation, so dq is reproducible without atomics.
+// dq: a block owns rows of queries (and of dout) and streams keys and values past them; where keys are selected, heads
+// of one query. It has one owner and one order of summation, so dq is reproducible without atomics.
 #pragma once
 
 #include "device/attention/block_queries.h"
@@ -17,7 +17,7 @@ namespace tilewise::device {
 
 template <class Ops, auto C>
 struct BwdDqShared {
-  using Stage = KvStage<Ops, C, kBothWays, kByRows>;
+  using Stage = Choose<C.selects != 0, SelectedStage<Ops, C, kBothWays, kByRows>, KvStage<Ops, C, kBothWays, kByRows>>;
   using QTile = typename OwnRows<Ops, C, C.q_type, C.head_dim>::Tile;
   using DoTile = typename OwnRows<Ops, C, C.out_type, C.head_dim_v>::Tile;
   struct OwnTiles {
@@ -55,10 +55,11 @@ template <TileOps Ops, auto C>
 class BwdDq {
   using Machine = typename Ops::Machine;
   using Scores = Fragment<Ops, C.rows_per_wave, C.block_n>;
-  using Queries = BlockQueries<kQueriesOfHead>;
-  static constexpr bool kStreams = streams_products<Ops, Scores>(C) && Scores::kSlots == 1;
+  using Queries = BlockQueries<C.selects ? kHeadsOfQuery : kQueriesOfHead>;
+  static constexpr bool kStreams = streams_products<Ops, Scores>(C) && Scores::kSlots == 1 && !C.selects;
   using Stage = typename BwdDqShared<Ops, C>::Stage;
-  using Pipeline = Choose<kStreams, SteadyKvPipeline<Ops, C, Stage>, KvPipeline<Ops, C, Stage>>;
+  using Pipeline = Choose<kStreams, SteadyKvPipeline<Ops, C, Stage>,
+                          typename ChooseKvPipeline<(C.selects != 0), Ops, C, Stage>::Type>;
   static constexpr int kMostAhead = 4;  // steps: two waves a SIMD hide the rest
 
  public:
@@ -84,27 +85,25 @@ class BwdDq {
     TILEWISE_UNROLL
     for (int slot = 0; slot < Scores::kSlots; ++slot) {
       const int32_t row = queries_.first_row + wave_row_ + Scores::row_of_slot(lane_, slot);
-      row_scores_[slot] =
-          row_score<C>(p_.score, p_.shape.num_heads_q, sequence_, queries_.batch, queries_.first_head, row);
-      statistics_[slot] = load_statistics<Machine>(p_, sequence_, queries_.batch, queries_.first_head, row);
+      const int32_t head = queries_.head(row), query = queries_.query(row);
+      row_scores_[slot] = row_score<C>(p_.score, p_.shape.num_heads_q, sequence_, queries_.batch, head, query);
+      statistics_[slot] = load_statistics<Machine>(p_, sequence_, queries_.batch, head, query);
     }
     band_ = visible_band(p_.score, sequence_);
     if constexpr (C.dropout) seed_ = dropout_seed(p_.score);
   }
 
   TILEWISE_INLINE void visit_keys() {
-    if (queries_.first_row >= queries_.used_rows) return;
-    const int32_t last = minimum(queries_.first_row + C.block_m(), queries_.used_rows) - 1;
-    TileRange t = key_tiles<C>(p_.score, sequence_, queries_.first_row, last);
+    TileRange t = tiles_of_queries<C>(p_, sequence_, queries_);
     const SeenTiles<Machine, C> seen(p_, queries_.batch, queries_.first_row / C.block_m());
     t.begin = seen.first_seen(t.begin, t.end);
     if (t.begin >= t.end) return;
-    pipeline_.open(p_, sequence_, queries_.batch, uniform<Machine>(queries_.head_k()));
+    pipeline_.open_for(p_, sequence_, queries_, 0);
     q_rows_.load(shared_.q_tile(), wave_row_, p_.shape.head_dim,
                  [&](int row) { return queries_.template address_to_read<C.q_type>(p_.q, sequence_, row); });
     dout_rows_.load(shared_.dout_tile(), wave_row_, p_.shape.head_dim_v,
                     [&](int row) { return queries_.template address_to_read<C.out_type>(p_.dout, sequence_, row); });
-    pipeline_.start(stage_of(t.begin), t.begin);
+    pipeline_.begin(stage_of(t.begin), t.begin);
     int32_t turn = t.begin;
     for (int32_t tile = t.begin; tile < t.end; ++turn) {
       const int32_t next = seen.first_seen(tile + 1, t.end);
@@ -120,22 +119,22 @@ class BwdDq {
   /// One tile of keys, in its turn. The next one is under way meanwhile.
   TILEWISE_INLINE void step(int32_t turn, int32_t tile, int32_t next, bool more, bool masked) {
     typename Shared::Stage& stage = stage_of(turn);
-    pipeline_.wait(stage);
+    pipeline_.wait(stage, stage_of(turn + 1), next);
     if constexpr (kStreams) {
       pipeline_.move_to(more ? next : tile);
     } else if (more) {
       pipeline_.start(stage_of(turn + 1), next);
     }
 
-    const int32_t first_key = tile * C.block_n;
+    const auto keys = Pipeline::keys_of_columns(stage, tile);
     Scores S, dP;
     S.clear();
     dP.clear();
-    if constexpr (kStreams) return stream(stage, S, dP, first_key, masked);
+    if constexpr (kStreams) return stream(stage, S, dP, keys, masked);
     mma_ABt(S, Q(), stage.k);    // S = Q K^T
     mma_ABt(dP, dO(), stage.v);  // dP = dO V^T
-    if constexpr (C.dropout) apply_dropout<true>(dP, p_.score, seed_, row_scores_, first_key);
-    score_mod_bwd(S, dP, first_key, masked);        // S holds dS now
+    if constexpr (C.dropout) apply_dropout<true>(dP, p_.score, seed_, row_scores_, keys);
+    score_mod_bwd(S, dP, keys, masked);             // S holds dS now
     mma_AB(dQ_, to_operand<C.k_type>(S), stage.k);  // dQ += dS K
   }
 
@@ -168,23 +167,24 @@ class BwdDq {
     s[1] = Machine::exp2(s[1] * kLog2E);
   }
 
-  /// dS = P * (dP - delta) * slope, in the place of S.
-  TILEWISE_INLINE void score_mod_bwd(Scores& S, Scores& dP, int32_t first_key, bool masked) {
+  /// dS = P * (dP - delta) * slope, in the place of S. `keys`: of the tile's columns, by key_at().
+  template <class Keys>
+  TILEWISE_INLINE void score_mod_bwd(Scores& S, Scores& dP, const Keys& keys, bool masked) {
     if constexpr (C.plain_scale && Scores::kPacked) {
       plain(S, dP);
-      if (masked) hide(S, first_key);
+      if (masked) hide(S, keys);
     } else if (masked) {
-      general<true>(S, dP, first_key);
+      general<true>(S, dP, keys);
     } else {
-      general<false>(S, dP, first_key);
+      general<false>(S, dP, keys);
     }
   }
 
-  template <bool kMasked>
-  TILEWISE_INLINE void general(Scores& S, Scores& dP, int32_t first_key) {
+  template <bool kMasked, class Keys>
+  TILEWISE_INLINE void general(Scores& S, Scores& dP, const Keys& keys) {
     const int lane = kMasked ? Machine::not_hoisted(lane_) : lane_;
     S.for_each_pair(dP, lane, [&](int slot, int col, auto&& s, auto&& dp) {
-      const int32_t key = first_key + col;
+      const int32_t key = key_at(keys, col);
       const Probability P =
           probability_of<Machine, C>(p_, row_scores_[slot], band_.seqlen_k, key, s, statistics_[slot].lse);
       bool hidden = P.hidden;
@@ -201,17 +201,18 @@ class BwdDq {
     });
   }
 
-  TILEWISE_INLINE void hide(Scores& dS, int32_t first_key) {
+  template <class Keys>
+  TILEWISE_INLINE void hide(Scores& dS, const Keys& keys) {
     dS.for_each(Machine::not_hoisted(lane_), [&](int slot, int col, auto&& ds) {
-      ds = sees_key<Machine, C>(p_, band_, row_scores_[slot], first_key + col) ? ds : 0.0f;
+      ds = sees_key<Machine, C>(p_, band_, row_scores_[slot], key_at(keys, col)) ? ds : 0.0f;
     });
   }
 
   TILEWISE_INLINE void finish() {
     // Hidden keys of NaN, times 0, don't reach a row that sees nothing.
     dQ_.scale_used_rows(lane_, p_.score.softmax_scale, [&](int row) {
-      return sees_something<Machine>(p_.softmax_lse, sequence_, queries_.batch, queries_.first_head,
-                                     queries_.first_row + wave_row_ + row);
+      const int32_t r = queries_.first_row + wave_row_ + row;
+      return sees_something<Machine>(p_.softmax_lse, sequence_, queries_.batch, queries_.head(r), queries_.query(r));
     });
     write_rows<C>(shared_.dq, dQ_, wave_row_, p_.shape.head_dim,
                   [&](int row) { return queries_.template address_to_write<C.q_type>(p_.dq, sequence_, row); });

@@ -53,12 +53,13 @@ class BwdScoreMod {
   /// P and dS become 0 where a key is not seen.
   TILEWISE_INLINE void hide(Scores& P, Scores& dS) const {
     const int lane = Machine::not_hoisted(lane_);
-    const auto batch = keys_.place.batch, head = at_.head;
     P.for_each_pair(dS, lane, [&](int slot, int col, auto&& p, auto&& ds) {
-      const int32_t key = keys_.first_key + wave_row_ + Scores::row_of_slot(lane, slot), query = first_query() + col;
+      const int32_t key = keys_.key_of(wave_row_ + Scores::row_of_slot(lane, slot));
+      const int32_t query = keys_.query_of(at_, first_col_ + col);
       bool visible = keys_.sees(query, key);
       if constexpr (FunctionsOf<C>::kHides) {
-        visible = visible & FunctionsOf<C>::template sees<Machine>(keys_.p.tables, batch, head, query, key);
+        const int32_t head = keys_.head_of(at_, first_col_ + col);
+        visible = visible & FunctionsOf<C>::template sees<Machine>(keys_.p.tables, keys_.place.batch, head, query, key);
       }
       p = visible ? p : 0.0f;
       ds = visible ? ds : 0.0f;
@@ -66,8 +67,6 @@ class BwdScoreMod {
   }
 
  private:
-  TILEWISE_INLINE int32_t first_query() const { return at_.tile * C.block_m + first_col_; }
-
   /// Without options, two elements at a time.
   template <class Stage>
   TILEWISE_INLINE void plain(Scores& S, Scores& dP, const Stage& stage) const {
@@ -81,14 +80,13 @@ class BwdScoreMod {
   template <class Stage>
   TILEWISE_INLINE void general(Scores& S, Scores& dP, const Stage& stage) const {
     const auto& params = keys_.p;
-    const RowOf<C> of_head =
-        row_score<C>(params.score, keys_.p.shape.num_heads_q, keys_.sequence, keys_.place.batch, at_.head, 0);
+    const auto of_head = keys_.scores_of_head(at_);
     // With everything at once, what derives from the lane is worked out tile by tile, else it passes the registers.
     const int lane = is_crowded(C) ? Machine::not_hoisted(lane_) : lane_;
     int element = 0;
     S.for_each_pair(dP, lane, [&](int slot, int col, auto&& s, auto&& dp) {
-      const int32_t key = keys_.first_key + wave_row_ + Scores::row_of_slot(lane, slot), query = first_query() + col;
-      const RowOf<C> row = keys_.query_score(of_head, query);
+      const int32_t key = keys_.key_of(wave_row_ + Scores::row_of_slot(lane, slot));
+      const RowOf<C> row = keys_.scores_of(of_head, at_, first_col_ + col);
       const TwoStatistics two = stage.two_statistics(first_col_ + col);
       const bool odd = (col & 1) != 0;  // chosen, not indexed: an indexed array lives in memory
       const QueryStatistics of_query{odd ? two.lse[1] : two.lse[0], odd ? two.delta[1] : two.delta[0]};
@@ -108,13 +106,14 @@ class BwdScoreMod {
   /// A bit for each of the lane's elements, in for_each_pair()'s order.
   TILEWISE_INLINE void draw(const DropoutSeed& seed) {
     const ScoreParams& params = keys_.p.score;
-    const auto batch_head = static_cast<uint32_t>(keys_.place.batch * keys_.p.shape.num_heads_q + at_.head);
-    const int32_t first_key = keys_.first_key + wave_row_;
+    const auto of_batch = static_cast<int32_t>(keys_.place.batch * keys_.p.shape.num_heads_q);
     // Where rows begin with a group of 32 keys, which elements share a draw is known to the compiler.
-    constexpr bool kKnown = C.rows_per_wave % 32 == 0 && Sets::has_fixed_words();
+    constexpr bool kKnown = Keys::kInARow && C.rows_per_wave % 32 == 0 && Sets::has_fixed_words();
     if constexpr (kKnown) {
+      const int32_t first_key = keys_.key_of(wave_row_);
       if (!C.lengths || first_key % 32 == 0) {
-        return draw_kept<Scores>(kept_, params, seed, batch_head, first_query(), first_key);
+        return draw_kept<Scores>(kept_, params, seed, static_cast<uint32_t>(of_batch + at_.head),
+                                 keys_.query_of(at_, first_col_), first_key);
       }
     }
     // A loop: side by side some hundred multiplications pass the registers.
@@ -122,9 +121,9 @@ class BwdScoreMod {
     for (int word = 0; word < kept_.kWords; ++word) {
       TILEWISE_NO_UNROLL
       for (int bit = 0; bit < minimum(32, Sets::kElements - 32 * word); ++bit) {
-        const int element = 32 * word + bit;
-        const bool keep = keeps(params, seed, batch_head, first_query() + Sets::col(lane_, element),
-                                first_key + Sets::row(lane_, element));
+        const int element = 32 * word + bit, col = first_col_ + Sets::col(lane_, element);
+        const bool keep = keeps(params, seed, static_cast<uint32_t>(of_batch + keys_.head_of(at_, col)),
+                                keys_.query_of(at_, col), keys_.key_of(wave_row_ + Sets::row(lane_, element)));
         kept_.bits[word] |= static_cast<uint32_t>(keep) << bit;
       }
     }

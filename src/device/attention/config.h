@@ -96,8 +96,11 @@ struct ForwardConfig : ScoreConfig {
 };
 
 /// Tiles of selected keys whose places a stage holds: those of a tile may still be read while the next one's are
-/// written.
-constexpr int32_t selected_places(const ForwardConfig& c) { return c.stages == 1 ? 2 : 1; }
+/// written. Of a config with stages.
+template <class Config>
+constexpr int32_t selected_places(const Config& c) {
+  return c.stages == 1 ? 2 : 1;
+}
 
 /// A wave looks at a tile of own rows, of so many parts, and streamed ones.
 struct MaskTilesConfig : RowConfig {
@@ -130,13 +133,14 @@ struct BwdPreprocessConfig : RowConfig {};
 struct BwdDqConfig : ScoreConfig {
   int32_t rows_per_wave = 16, block_n = 64, stages = 1;
   Flag rows_in_registers = 0;  // Q and dO, else they stay in shared memory
+  Flag selects = 0;            // as ForwardConfig has it
 
   constexpr int32_t block_m() const { return waves * rows_per_wave; }
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_score_field(c, visit);
     visit("rows_per_wave", c.rows_per_wave), visit("block_n", c.block_n), visit("stages", c.stages);
-    visit("rows_in_registers", c.rows_in_registers);
+    visit("rows_in_registers", c.rows_in_registers), visit("selects", c.selects);
   }
 };
 
@@ -145,6 +149,7 @@ struct BwdDkdvConfig : ScoreConfig {
   int32_t rows_per_wave = 16, block_m = 64, stages = 1;
   Flag rows_in_registers = 0;  // K and V, else they stay in shared memory
   Flag wants_dk = 1, wants_dv = 1;
+  Flag selects = 0;  // a block has keys that one query selects, and streams its heads: sums of dk and dv grow
 
   constexpr int32_t block_n() const { return waves * rows_per_wave; }
   template <class Config, class Visit>
@@ -152,6 +157,7 @@ struct BwdDkdvConfig : ScoreConfig {
     for_each_score_field(c, visit);
     visit("rows_per_wave", c.rows_per_wave), visit("block_m", c.block_m), visit("stages", c.stages);
     visit("rows_in_registers", c.rows_in_registers), visit("wants_dk", c.wants_dk), visit("wants_dv", c.wants_dv);
+    visit("selects", c.selects);
   }
 };
 
@@ -193,6 +199,9 @@ struct BwdConvertDkdvConfig : RowConfig {
     visit("rows_per_wave", c.rows_per_wave), visit("wave_cols", c.wave_cols);
   }
 };
+
+/// From the sums of selected keys to dk and dv.
+struct BwdConvertSelectedConfig : RowConfig {};
 
 /// A block owns block_m x block_n positions of dbias and adds up what reaches them.
 struct BwdDbiasConfig : ScoreConfig {

@@ -19,7 +19,7 @@ class KvPipeline {
     k_ = key_source<C.k_type>(p.k, sequence, batch, head_k, p.shape.head_dim);
     v_ = key_source<C.v_type>(p.v, sequence, batch, head_k, p.shape.head_dim_v);
   }
-  /// For the queries of a block of the forward pass.
+  /// For the queries of a block, and the columns of a block of the forward pass.
   template <class Params, class Queries, class Columns>
   TILEWISE_INLINE void open_for(const Params& p, const Sequence& sequence, const Queries& queries, const Columns&) {
     open(p, sequence, queries.batch, uniform<Machine>(queries.head_k()));
@@ -78,9 +78,13 @@ class SteadyKvPipeline {
     loaders_.open(key_source<C.k_type>(p.k, sequence, batch, head_k, p.shape.head_dim),
                   key_source<C.v_type>(p.v, sequence, batch, head_k, p.shape.head_dim_v));
   }
+  template <class Params, class Queries, class Columns>
+  TILEWISE_INLINE void open_for(const Params& p, const Sequence& sequence, const Queries& queries, const Columns&) {
+    open(p, sequence, queries.batch, uniform<Machine>(queries.head_k()));
+  }
 
   /// The first tile.
-  TILEWISE_INLINE void start(Stage&, int32_t tile) {
+  TILEWISE_INLINE void begin(Stage&, int32_t tile) {
     move_to(tile);
     loaders_.load_all();
   }
@@ -95,6 +99,8 @@ class SteadyKvPipeline {
     loaders_.store_all(stage.k, stage.v);
     Machine::barrier();
   }
+  TILEWISE_INLINE void wait(Stage& stage, const Stage&, int32_t) { wait(stage); }
+  TILEWISE_INLINE static int32_t keys_of_columns(const Stage&, int32_t tile) { return tile * C.block_n; }
 
  private:
   Loaders loaders_;

@@ -188,12 +188,13 @@ struct BwdDqParams {
   LseTensor softmax_lse;
   TileGrid grid;
   const float* delta;  // [batch_size, num_heads_q, seqlen_q]
+  IndexTensor key_indices;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("score", p.score), visit("q", p.q), visit("k", p.k), visit("v", p.v);
     visit("dout", p.dout), visit("dq", p.dq), visit("softmax_lse", p.softmax_lse), visit("grid", p.grid);
-    visit("delta", p.delta);
+    visit("delta", p.delta), visit("key_indices", p.key_indices);
   }
 };
 
@@ -204,12 +205,21 @@ struct BwdDkdvParams {
   LseTensor softmax_lse;
   TileGrid grid;
   const float* delta;  // [batch_size, num_heads_q, seqlen_q]
+  // Where keys are selected: dk before its scale and dv, added to instead of written; see selected_sums.h.
+  IndexTensor key_indices;
+  float* dk_accum;  // [accum_rows, num_heads_k, dk_accum_a_row]: a row for each of k, of all sequences
+  float* dv_accum;
+  int64_t dk_accum_a_row, dv_accum_a_row, accum_rows;
+  int64_t accum_rows_a_batch;  // 0 of packed sequences, which count their rows over all
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("score", p.score), visit("q", p.q), visit("k", p.k), visit("v", p.v);
     visit("dout", p.dout), visit("dk", p.dk), visit("dv", p.dv), visit("softmax_lse", p.softmax_lse);
-    visit("grid", p.grid), visit("delta", p.delta);
+    visit("grid", p.grid), visit("delta", p.delta), visit("key_indices", p.key_indices);
+    visit("dk_accum", p.dk_accum), visit("dv_accum", p.dv_accum), visit("dk_accum_a_row", p.dk_accum_a_row);
+    visit("dv_accum_a_row", p.dv_accum_a_row), visit("accum_rows", p.accum_rows);
+    visit("accum_rows_a_batch", p.accum_rows_a_batch);
   }
 };
 
@@ -274,6 +284,27 @@ struct BwdConvertDkdvParams {
     visit("num_splits", p.num_splits), visit("dk_accum", p.dk_accum), visit("dv_accum", p.dv_accum);
     visit("dk_accum_a_block", p.dk_accum_a_block), visit("dv_accum_a_block", p.dv_accum_a_block);
     visit("softmax_scale", p.softmax_scale), visit("unused", p.unused);
+  }
+};
+
+/// The grid's splits are two: dk's blocks and dv's.
+struct BwdConvertSelectedParams {
+  AttentionShape shape;
+  Tensor4 dk, dv;
+  TileGrid grid;
+  const float* dk_accum;  // as BwdDkdvParams has them
+  const float* dv_accum;
+  int64_t dk_accum_a_row, dv_accum_a_row, accum_rows, accum_rows_a_batch;
+  float softmax_scale;
+  int32_t rows;  // of a block
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("dk", p.dk), visit("dv", p.dv), visit("grid", p.grid);
+    visit("dk_accum", p.dk_accum), visit("dv_accum", p.dv_accum), visit("dk_accum_a_row", p.dk_accum_a_row);
+    visit("dv_accum_a_row", p.dv_accum_a_row), visit("accum_rows", p.accum_rows);
+    visit("accum_rows_a_batch", p.accum_rows_a_batch), visit("softmax_scale", p.softmax_scale);
+    visit("rows", p.rows);
   }
 };
 

@@ -103,27 +103,24 @@ class QDoPipeline {
   template <class Keys>
   TILEWISE_INLINE void open(const Keys& keys, const QueryPosition& at) {
     const auto& p = keys.p;
-    const int64_t batch = keys.place.batch;
-    loaders_.open(query_source<C.q_type>(p.q, keys.sequence, batch, at.head, p.shape.head_dim),
-                  query_source<C.out_type>(p.dout, keys.sequence, batch, at.head, p.shape.head_dim_v));
+    loaders_.open(keys.template columns_of<C.q_type>(p.q, at, p.shape.head_dim),
+                  keys.template columns_of<C.out_type>(p.dout, at, p.shape.head_dim_v));
   }
 
   template <class Keys>
   TILEWISE_INLINE void start(Stage& stage, const Keys& keys, const QueryPosition& at) {
     const int32_t first = at.tile * C.block_m;
     const auto& p = keys.p;
-    const int64_t batch = keys.place.batch;
-    loaders_.q.start(stage.q, query_source<C.q_type>(p.q, keys.sequence, batch, at.head, p.shape.head_dim), first);
-    loaders_.dout.start(stage.dout, query_source<C.out_type>(p.dout, keys.sequence, batch, at.head, p.shape.head_dim_v),
-                        first);
+    loaders_.q.start(stage.q, keys.template columns_of<C.q_type>(p.q, at, p.shape.head_dim), first);
+    loaders_.dout.start(stage.dout, keys.template columns_of<C.out_type>(p.dout, at, p.shape.head_dim_v), first);
     load_statistics(keys, at);
   }
   template <class Keys>
   TILEWISE_INLINE void load_statistics(const Keys& keys, const QueryPosition& at) {
     const int thread = Machine::thread();
     if (thread < C.block_m) {
-      statistics_ = load_plain_statistics<Machine>(keys.p, keys.sequence, keys.place.batch, at.head,
-                                                   at.tile * C.block_m + thread);
+      statistics_ = load_plain_statistics<Machine>(keys.p, keys.sequence, keys.place.batch, keys.head_of(at, thread),
+                                                   keys.query_of(at, thread));
     }
   }
 

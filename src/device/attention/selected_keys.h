@@ -13,11 +13,10 @@ namespace tilewise::device {
 template <class Machine>
 class KeySelection {
  public:
-  template <class Params, class Queries>
-  TILEWISE_INLINE void open(const Params& p, const Sequence& s, const Queries& queries) {
-    const int32_t query = queries.query(queries.first_row);
+  template <class Params>
+  TILEWISE_INLINE void open(const Params& p, const Sequence& s, int32_t batch, int32_t head_k, int32_t query) {
     const KeyRange seen = visible_keys(p.score, s, diagonal_offset(p.score, s), query);
-    indices_ = p.key_indices.row(queries.batch, s.q_row + query, queries.head_k());
+    indices_ = p.key_indices.row(batch, s.q_row + query, head_k);
     count_ = static_cast<int32_t>(p.key_indices.count);
     seen_ = {static_cast<int32_t>(seen.begin), static_cast<int32_t>(seen.end)};
     none_ = static_cast<int32_t>(s.seqlen_k);
@@ -58,8 +57,9 @@ struct TilePlaces<true, kElement, kTokens, kTiles> {
   } rows[kTiles];
 };
 
-template <class Ops, auto C>
-struct SelectedStage : KvStage<Ops, C, kByRows, kByColumns>,
+/// The uses are TileUse bits.
+template <class Ops, auto C, int kKUse = kByRows, int kVUse = kByColumns>
+struct SelectedStage : KvStage<Ops, C, kKUse, kVUse>,
                        TilePlaces<true, C.k_type, C.block_n, selected_places(C)>,
                        TileKeys<true, C.block_n> {};
 
@@ -77,7 +77,7 @@ class SelectedPipeline {
     k_head_ = key_source<C.k_type>(p.k, s, queries.batch, head_k, p.shape.head_dim);
     v_head_ = key_source<C.v_type>(p.v, s, queries.batch, head_k, p.shape.head_dim_v);
     k_ = {nullptr, k_head_.cols, k_head_.data}, v_ = {nullptr, v_head_.cols, v_head_.data};
-    selection_.open(p, s, queries);
+    selection_.open(p, s, queries.batch, queries.head_k(), queries.query(queries.first_row));
     turn_ = 0;
   }
 

@@ -263,7 +263,7 @@ class CachePipeline : HeldTile<skips_tiles<C>()> {
     const KeyRange seen = seen_keys(p, s, queries);
     places_ = {p.cache.block_table + queries.batch * p.cache.block_table_stride, static_cast<int32_t>(s.k_row),
                static_cast<int32_t>(seen.begin), static_cast<int32_t>(seen.end), static_cast<int32_t>(p.cache.rows)};
-    if constexpr (kSelects) selection_.open(p, s, queries);
+    if constexpr (kSelects) selection_.open(p, s, queries.batch, queries.head_k(), queries.query(queries.first_row));
   }
 
   /// A head's part of a cache, or of its tokens' scales.

@@ -76,12 +76,14 @@ void bind(const device::AttentionParams& call, device::BwdPreprocessParams& para
 void bind(const device::AttentionParams& call, device::BwdDqParams& params) {
   bind_gradients(call, params);
   params.dq = call.dq;
+  params.key_indices = call.key_indices;
 }
 
 void bind(const device::AttentionParams& call, device::BwdDkdvParams& params) {
   bind_gradients(call, params);
   params.dk = call.dk;
   params.dv = call.dv;
+  params.key_indices = call.key_indices;
 }
 
 void bind(const device::AttentionParams& call, device::BwdParams& params) {
@@ -98,6 +100,13 @@ void bind(const device::AttentionParams& call, device::BwdConvertDqParams& param
 }
 
 void bind(const device::AttentionParams& call, device::BwdConvertDkdvParams& params) {
+  params.shape = call;
+  params.dk = call.dk;
+  params.dv = call.dv;
+  params.softmax_scale = call.softmax_scale;
+}
+
+void bind(const device::AttentionParams& call, device::BwdConvertSelectedParams& params) {
   params.shape = call;
   params.dk = call.dk;
   params.dv = call.dv;

@@ -28,6 +28,7 @@ void bind(const device::AttentionParams& call, device::BwdDkdvParams& params);
 void bind(const device::AttentionParams& call, device::BwdParams& params);
 void bind(const device::AttentionParams& call, device::BwdConvertDqParams& params);
 void bind(const device::AttentionParams& call, device::BwdConvertDkdvParams& params);
+void bind(const device::AttentionParams& call, device::BwdConvertSelectedParams& params);
 void bind(const device::AttentionParams& call, device::BwdDbiasParams& params);
 void bind(const device::AttentionParams& call, device::BwdDtableParams& params);
 void bind(const device::AttentionParams& call, device::BwdTableSumsParams& params);

@@ -20,6 +20,12 @@ struct AttentionKernel : gpu::KernelTraits<Config, Params> {
   }
 };
 
+/// Of a stage of selected keys.
+template <typename Config>
+[[nodiscard]] std::int32_t selected_bytes(const Config& c) {
+  return c.selects ? c.block_n * (4 + 16 * device::selected_places(c)) : 0;
+}
+
 struct Forward : AttentionKernel<device::ForwardConfig, device::ForwardParams> {
   static constexpr std::string_view kName = "forward", kHeader = "device/attention/forward.h", kKernel = "Forward",
                                     kConfig = "ForwardConfig", kParams = "ForwardParams";
@@ -27,7 +33,7 @@ struct Forward : AttentionKernel<device::ForwardConfig, device::ForwardParams> {
   /// with its place and two addresses.
   static std::uint32_t shared_bytes(const Config& config, Family family, std::int32_t beside_tiles);
   static std::uint32_t shared_bytes(const Config& c, Family family) {
-    return shared_bytes(c, family, c.selects ? c.block_n * (4 + 16 * device::selected_places(c)) : 0);
+    return shared_bytes(c, family, selected_bytes(c));
   }
 };
 
@@ -106,6 +112,13 @@ struct BwdConvertDkdv : AttentionKernel<device::BwdConvertDkdvConfig, device::Bw
   static std::uint32_t shared_bytes(const Config& config, Family family);
 };
 
+struct BwdConvertSelected : AttentionKernel<device::BwdConvertSelectedConfig, device::BwdConvertSelectedParams> {
+  static constexpr std::string_view kName = "bwd_convert_selected", kHeader = "device/attention/bwd_convert_selected.h",
+                                    kKernel = "BwdConvertSelected", kConfig = "BwdConvertSelectedConfig",
+                                    kParams = "BwdConvertSelectedParams";
+  static std::uint32_t shared_bytes(const Config&, Family) { return 0; }
+};
+
 struct BwdDbias : AttentionKernel<device::BwdDbiasConfig, device::BwdDbiasParams> {
   static constexpr std::string_view kName = "bwd_dbias", kHeader = "device/attention/bwd_dbias.h", kKernel = "BwdDbias",
                                     kConfig = "BwdDbiasConfig", kParams = "BwdDbiasParams";
@@ -149,6 +162,7 @@ void for_each_kernel(Visit&& visit) {
   visit.template operator()<Bwd>();
   visit.template operator()<BwdConvertDq>();
   visit.template operator()<BwdConvertDkdv>();
+  visit.template operator()<BwdConvertSelected>();
   visit.template operator()<BwdDbias>();
   visit.template operator()<BwdTableSums>();
   visit.template operator()<BwdDsink>();

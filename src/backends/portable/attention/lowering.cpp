@@ -143,6 +143,8 @@ class Lowerer {
     add_preprocess(dq_accum_a_head);
     if (fuses) {
       add_bwd(config, dq_accum_a_head);
+    } else if (p_.top_k > 0 && (p_.dk || p_.dv)) {
+      add_selected_dkdv();
     } else if (p_.dk || p_.dv) {
       add_dkdv();
     }
@@ -196,14 +198,18 @@ class Lowerer {
   }
 
   void add_dkdv() {
-    device::BwdDkdvConfig config = bwd_dkdv_config(p_, traits_);
-    const bool apart = !config.wants_dv;
+    const device::BwdDkdvConfig config = bwd_dkdv_config(p_, traits_);
     add_mask_tiles(config.block_n(), config.block_m, true);
-    const std::int64_t tiles = ceil_div(p_.seqlen_k, config.block_n());
+    launch_dkdv(config, {}, ceil_div(p_.seqlen_k, config.block_n()));
+  }
+
+  /// Over so many tiles of keys: dk and dv together, or one after the other.
+  void launch_dkdv(device::BwdDkdvConfig config, const device::BwdDkdvParams& params, std::int64_t tiles) {
+    const bool apart = !config.wants_dv;
     const auto launch = [&](bool dk, bool dv) {
       config.wants_dk = dk;
       config.wants_dv = dv;
-      add<BwdDkdv>(config, {}, tiles, 1, p_.num_heads_k, p_.batch_size,
+      add<BwdDkdv>(config, params, tiles, 1, p_.num_heads_k, p_.batch_size,
                    estimator_.dkdv_us(config, tiles * p_.num_heads_k * p_.batch_size));
     };
     if (apart && p_.dk && p_.dv) {
@@ -215,12 +221,35 @@ class Lowerer {
     describe<BwdDkdv>(config.block_n(), config.block_m);
   }
 
+  /// Sums of each key, which the blocks of all queries add to, cleared before and rounded after.
+  void add_selected_dkdv() {
+    const device::BwdDkdvConfig config = bwd_dkdv_config(p_, traits_);
+    const bool packed = p_.layout == Layout::thd;
+    device::BwdDkdvParams params{};
+    params.dk_accum_a_row = p_.dk ? config.head_dim : 0;
+    params.dv_accum_a_row = p_.dv ? config.head_dim_v : 0;
+    params.accum_rows = packed ? p_.total_k : p_.batch_size * p_.seqlen_k;
+    params.accum_rows_a_batch = packed ? 0 : p_.seqlen_k;
+    if (p_.dk) builder_.clear(kSelectedDk);
+    if (p_.dv) builder_.clear(kSelectedDv);
+    launch_dkdv(config, params, p_.seqlen_q * ceil_div(p_.top_k, config.block_n()));
+    builder_.extend_schedule(", keys selected");
+    constexpr std::int64_t kSides = 2, kRows = 32;  // dk and dv; of a block
+    device::BwdConvertSelectedParams convert{};
+    convert.dk_accum_a_row = params.dk_accum_a_row;
+    convert.dv_accum_a_row = params.dv_accum_a_row;
+    convert.accum_rows = params.accum_rows;
+    convert.accum_rows_a_batch = params.accum_rows_a_batch;
+    convert.rows = kRows;
+    add<BwdConvertSelected>(bwd_convert_selected_config(p_), convert, ceil_div(p_.seqlen_k, kRows), kSides,
+                            p_.num_heads_k, p_.batch_size, Estimator(p_, traits_).convert_dkdv_us(1));
+  }
+
   void add_dq() {
     const device::BwdDqConfig config = bwd_dq_config(p_, traits_);
-    const std::int64_t tiles = ceil_div(p_.seqlen_q, config.block_m());
+    const std::int64_t tiles = row_tiles(p_, config), heads = config.selects ? p_.num_heads_k : p_.num_heads_q;
     add_mask_tiles(config.block_m(), config.block_n, false);
-    add<BwdDq>(config, {}, tiles, 1, p_.num_heads_q, p_.batch_size,
-               estimator_.dq_us(config, tiles * p_.num_heads_q * p_.batch_size));
+    add<BwdDq>(config, {}, tiles, 1, heads, p_.batch_size, estimator_.dq_us(config, tiles * heads * p_.batch_size));
     describe<BwdDq>(config.block_m(), config.block_n);
   }
 
@@ -305,8 +334,7 @@ std::string limit_refusal(const Problem& p) {
   const std::int64_t longest = std::max(p.seqlen_q * group_of(p), p.seqlen_k);
   constexpr std::int64_t kLongest = std::int64_t{1} << 29;
   if (std::string refusal = selection_refusal(p.top_k); !refusal.empty()) return refusal;
-  if (p.top_k > 0 && p.operation == Operation::attention_backward)
-    return "key_indices must not be given to the backward pass, of which no kernel gathers keys";
+  if (std::string refusal = selected_gradients_refusal(p); !refusal.empty()) return refusal;
   if (longest > kLongest) return concat("rows of a sequence must be <= 2^29 (got ", longest, ")");
   if (p.dtables != 0 && p.deterministic) return "dtables must not be deterministic, since sums come in any order";
   return functions_refusal(p);

@@ -31,6 +31,14 @@ void gradient_inputs(const PointerTable<Params>& table, const Params& p) {
   table.delta(p.delta, Access::read);
 }
 
+/// Of each key's row.
+template <typename Params>
+void selected_sums(const PointerTable<Params>& table, const Params& p, Access access) {
+  const std::int64_t of_heads = p.accum_rows * p.shape.num_heads_k;
+  table.workspace(p.dk_accum, kSelectedDk, access, of_heads * p.dk_accum_a_row);
+  table.workspace(p.dv_accum, kSelectedDv, access, of_heads * p.dv_accum_a_row);
+}
+
 /// Of the workspace that the launches of one table share.
 std::string_view sums_name(std::int32_t table) {
   constexpr std::array<std::string_view, device::kMostTables> kNames{"dtable0_sums", "dtable1_sums", "dtable2_sums",
@@ -143,6 +151,7 @@ void for_each_pointer(const device::BwdDqParams& p, const RegionVisitor& visit) 
   const PointerTable table(p, visit);
   gradient_inputs(table, p);
   table.queries(p.dq, "dq", Access::write);
+  table.selected(p.key_indices);
 }
 
 void for_each_pointer(const device::BwdDkdvParams& p, const RegionVisitor& visit) {
@@ -150,6 +159,8 @@ void for_each_pointer(const device::BwdDkdvParams& p, const RegionVisitor& visit
   gradient_inputs(table, p);
   table.keys(p.dk, "dk", Access::write);
   table.values(p.dv, "dv", Access::write);
+  table.selected(p.key_indices);
+  selected_sums(table, p, Access::add);
 }
 
 void for_each_pointer(const device::BwdParams& p, const RegionVisitor& visit) {
@@ -179,6 +190,14 @@ void for_each_pointer(const device::BwdConvertDkdvParams& p, const RegionVisitor
   const std::int64_t parts = table.key_tiles() * p.num_splits;
   table.workspace(p.dk_accum, "dk_accum", Access::read, parts * p.dk_accum_a_block);
   table.workspace(p.dv_accum, "dv_accum", Access::read, parts * p.dv_accum_a_block);
+}
+
+void for_each_pointer(const device::BwdConvertSelectedParams& p, const RegionVisitor& visit) {
+  const PointerTable table(p, visit);
+  table.lengths();
+  table.keys(p.dk, "dk", Access::write);
+  table.values(p.dv, "dv", Access::write);
+  selected_sums(table, p, Access::read);
 }
 
 void for_each_pointer(const device::BwdDbiasParams& p, const RegionVisitor& visit) {

@@ -20,6 +20,9 @@ using gpu::RegionVisitor;
 /// The part of the workspace that has a block mask's states.
 inline constexpr std::string_view kBlockStatesPart = "block_states";
 
+/// Those that have the sums of selected keys.
+inline constexpr std::string_view kSelectedDk = "selected_dk", kSelectedDv = "selected_dv";
+
 void for_each_pointer(const device::BlockStatesParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::MaskTilesParams& p, const RegionVisitor& visit);
 /// What that kernel has found, in the block that begins at `block`.
@@ -37,6 +40,7 @@ void for_each_pointer(const device::BwdDkdvParams& p, const RegionVisitor& visit
 void for_each_pointer(const device::BwdParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::BwdConvertDqParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::BwdConvertDkdvParams& p, const RegionVisitor& visit);
+void for_each_pointer(const device::BwdConvertSelectedParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::BwdDbiasParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::BwdDtableParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::BwdTableSumsParams& p, const RegionVisitor& visit);

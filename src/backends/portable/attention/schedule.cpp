@@ -336,6 +336,8 @@ device::BwdDqConfig bwd_dq_config(const Problem& p, const DeviceTraits& traits) 
       c.block_n = dim <= 64 ? 64 : 32;
     }
   }
+  c.selects = p.top_k > 0;
+  if (c.selects) shape_selected(c, traits.family, group_of(p));
   shrink_to_fit<BwdDq>(c, &device::BwdDqConfig::block_n, traits);
   return c;
 }
@@ -361,6 +363,8 @@ device::BwdDkdvConfig bwd_dkdv_config(const Problem& p, const DeviceTraits& trai
   const bool has_few_registers = traits.family == Family::rdna || traits.family == Family::rdna4;
   if (has_few_registers && (dim > 64 || is_featured(c))) c.block_m = 16;
   c.wants_dv = !adds_up_apart(c, traits.family);
+  c.selects = p.top_k > 0;
+  if (c.selects) shape_selected(c, traits.family, group_of(p));
   shrink_to_fit<BwdDkdv>(c, &device::BwdDkdvConfig::block_m, traits);
   return c;
 }
@@ -432,7 +436,14 @@ device::BwdDsinkConfig bwd_dsink_config(const Problem& p) {
   return c;
 }
 
+device::BwdConvertSelectedConfig bwd_convert_selected_config(const Problem& p) {
+  device::BwdConvertSelectedConfig c;
+  set_rows(c, p);
+  return c;
+}
+
 bool fuses_gradients(const Problem& p, const DeviceTraits& traits) {
+  if (p.top_k > 0) return false;
   return traits.family == Family::sm80 && (p.dk || p.dv) && fits<Bwd>(bwd_config(p, traits), traits);
 }
 

@@ -38,6 +38,7 @@ template <typename AnyProblem>
 [[nodiscard]] device::BwdConvertDqConfig bwd_convert_dq_config(const Problem& problem, const device::BwdConfig& bwd);
 [[nodiscard]] device::BwdConvertDkdvConfig bwd_convert_dkdv_config(const Problem& problem,
                                                                    const device::BwdConfig& bwd);
+[[nodiscard]] device::BwdConvertSelectedConfig bwd_convert_selected_config(const Problem& problem);
 [[nodiscard]] device::BwdDbiasConfig bwd_dbias_config(const Problem& problem, const DeviceTraits& traits);
 /// Patches of dbias, a block each.
 [[nodiscard]] device::BwdDtableConfig bwd_dtable_config(const Problem& problem, const DeviceTraits& traits);
@@ -51,7 +52,7 @@ template <typename Kernel>
 }
 
 /// Whether one kernel computes dk and dv, whose waves share their products: where the machine reads tiles
-/// both ways and a block fits.
+/// both ways, a block fits, and no keys are selected.
 [[nodiscard]] bool fuses_gradients(const Problem& problem, const DeviceTraits& traits);
 
 /// Whether that kernel also adds up dq, in no fixed order: where the problem lets it.

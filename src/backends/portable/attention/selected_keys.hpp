@@ -17,14 +17,21 @@ namespace tilewise::backends::portable {
 
 /// Blocks of rows for each head of the forward kernel's grid and each batch entry, of any problem.
 [[nodiscard]] std::int64_t row_tiles(const Problem& problem, const device::ForwardConfig& config);
+/// Of the kernel's that makes dq.
+[[nodiscard]] std::int64_t row_tiles(const Problem& problem, const device::BwdDqConfig& config);
 
 /// What schedules say of those rows; empty where they are queries of one head.
 [[nodiscard]] std::string_view rows_word(const device::ForwardConfig& config);
 
 /// Why no kernel takes so many indices, or empty.
 [[nodiscard]] std::string selection_refusal(std::int64_t top_k);
+/// Why none takes what a problem of the backward pass asks of its selected keys, if it has any, or empty.
+[[nodiscard]] std::string selected_gradients_refusal(const Problem& problem);
 
 /// Makes room for what selecting takes, in a shape that others have.
 void shape_selected(device::ForwardConfig& config, gpu::Family family);
+/// And fits its rows, or what it streams, to the query heads of a key head.
+void shape_selected(device::BwdDqConfig& config, gpu::Family family, std::int64_t group);
+void shape_selected(device::BwdDkdvConfig& config, gpu::Family family, std::int64_t group);
 
 }  // namespace tilewise::backends::portable

@@ -48,7 +48,8 @@ std::uint32_t Combine::shared_bytes(const Config& c, Family family) {
 
 std::uint32_t BwdDq::shared_bytes(const Config& c, Family family) {
   const std::int32_t own = tile(c.block_m(), c.head_dim), own_v = tile(c.block_m(), c.head_dim_v);
-  const std::int32_t stage = copies(family) * tile(c.block_n, c.head_dim) + tile(c.block_n, c.head_dim_v);
+  const std::int32_t tiles = copies(family) * tile(c.block_n, c.head_dim) + tile(c.block_n, c.head_dim_v);
+  const std::int32_t stage = whole_lines(tiles + selected_bytes(c));
   return size(std::max({kept(c) * (own + own_v) + c.stages * stage, passing(c, family) * own,
                         passing(c, family) * own_v, leaving(family) * own}));
 }
@@ -60,8 +61,9 @@ std::uint32_t BwdDkdv::shared_bytes(const Config& c, Family family) {
   const std::int32_t dout_copies = c.wants_dk && c.wants_dv ? copies(family) : 1;
   const std::int32_t stage = whole_lines(query_copies * tile(c.block_m, c.head_dim) +
                                          dout_copies * tile(c.block_m, c.head_dim_v) + statistics(c.block_m));
-  return size(std::max({kept(c) * (own + own_v) + c.stages * stage, passing(c, family) * own,
-                        passing(c, family) * own_v, leaving(family) * own, leaving(family) * own_v}));
+  const std::int32_t keys = c.selects ? whole_lines(c.block_n() * static_cast<std::int32_t>(sizeof(std::int32_t))) : 0;
+  return size(keys + std::max({kept(c) * (own + own_v) + c.stages * stage, passing(c, family) * own,
+                               passing(c, family) * own_v, leaving(family) * own, leaving(family) * own_v}));
 }
 
 std::uint32_t Bwd::shared_bytes(const Config& c, Family) {

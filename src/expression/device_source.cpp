@@ -24,31 +24,6 @@ using core::concat;
 
 constexpr Interval kNarrow = any_integer_of(32);
 
-std::string_view element_name(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return "kTableBf16";
-    case DType::f16:
-      return "kTableF16";
-    case DType::f64:
-      return "kTableF64";
-    case DType::fp8_e4m3:
-      return "kTableE4m3";
-    case DType::fp8_e5m2:
-      return "kTableE5m2";
-    case DType::boolean:
-      return "kTableBool";
-    case DType::u8:
-      return "kTableU8";
-    case DType::i32:
-      return "kTableI32";
-    case DType::i64:
-      return "kTableI64";
-    default:
-      return "kTableF32";
-  }
-}
-
 std::string real_text(double real) {
   const auto single = static_cast<float>(real);
   if (std::isnan(single)) return "kNotANumber";
@@ -122,7 +97,7 @@ class Printer {
   [[nodiscard]] std::string lookup_text(const Node& node) const {
     const DeviceTable& table = tables_[node.index];
     if (table.empty) return node.type == Type::boolean ? "false" : "0";
-    std::string text = concat("look_up<Machine, ", element_name(table.dtype), ">(tables[", node.index, "]");
+    std::string text = concat("look_up<Machine, ", table_element_name(table.dtype), ">(tables[", node.index, "]");
     for (std::size_t i = 0; i < node.operand_count; ++i) text += concat(", ", names_[node.operands[i]]);
     return text + ")";
   }
@@ -277,6 +252,31 @@ class Printer {
 };
 
 }  // namespace
+
+std::string_view table_element_name(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return "kTableBf16";
+    case DType::f16:
+      return "kTableF16";
+    case DType::f64:
+      return "kTableF64";
+    case DType::fp8_e4m3:
+      return "kTableE4m3";
+    case DType::fp8_e5m2:
+      return "kTableE5m2";
+    case DType::boolean:
+      return "kTableBool";
+    case DType::u8:
+      return "kTableU8";
+    case DType::i32:
+      return "kTableI32";
+    case DType::i64:
+      return "kTableI64";
+    default:
+      return "kTableF32";
+  }
+}
 
 std::string device_source(const Expression& expression, std::span<const Interval> inputs,
                           std::span<const DeviceTable> tables) {

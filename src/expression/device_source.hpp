@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "expression/bounds.hpp"
 #include "expression/expression.hpp"
@@ -15,6 +16,9 @@ struct DeviceTable {
   DType dtype = DType::f32;
   bool empty = false;  ///< a dimension has size 0: every look-up reads 0, and nothing from memory
 };
+
+/// What kernels call an element type of tables: a TableElement.
+[[nodiscard]] std::string_view table_element_name(DType dtype);
 
 /// The statements of a function that returns the result: one for each term, named by its place, so that equal
 /// expressions of tables of equal dtypes give equal text. Variables go by their names, int32_t or int64_t where

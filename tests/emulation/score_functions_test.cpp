@@ -33,6 +33,13 @@ TEST_P(ScoreFunctions, ModifyScores) { check_both(std::string("bf16 ") + kRelati
 
 TEST_P(ScoreFunctions, HideKeys) { check_both(std::string("f16 ") + kDocuments); }
 
+/// Bounds of look-ups decide whole tiles: of documents of 40, among them one that comes twice, and where all is beyond
+/// the table.
+TEST_P(ScoreFunctions, HideTilesByTheirBounds) {
+  check_both("bf16 mask_mod=(table0[b,q_idx//40]==table0[b,kv_idx//40])&(kv_idx<=q_idx+20) tables=i32[2,3]");
+  check("forward", "f16 mask_mod=(table0[kv_idx-60]<1)|table1[q_idx] tables=i64[20],bool[70]");
+}
+
 /// Blocks that are no tiles of any kernel, with a mask_mod and without, for each head or for all.
 TEST_P(ScoreFunctions, HideBlocksOfAMask) {
   check_both(std::string("bf16 block_mask=16x48[b,h]+full ") + kDocuments);

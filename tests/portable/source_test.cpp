@@ -84,8 +84,9 @@ TEST(Source, HasTheProblemsFunctions) {
   const gpu::KernelKey key = key_with("score_mod=score*2 mask_mod=kv_idx<=q_idx");
   const std::string stub = gpu::make_source(key, false).stub;
   for (const std::string_view part :
-       {"// score_mod: score*2.0\n// mask_mod: kv_idx<=q_idx\n#include \"device/attention/score_functions.h\"\n",
-        "static float score(", "static bool sees(", "WithFunctions<ForwardConfig, ScoreFunctions> kConfig",
+       {"// score_mod: score*2.0\n// mask_mod: kv_idx<=q_idx\n#include \"device/attention/score_bounds.h\"\n",
+        "static float score(", "static bool sees(", "static Bounds sees_within(",
+        "WithFunctions<ForwardConfig, ScoreFunctions> kConfig",
         "(const __grid_constant__ tilewise::device::WithTables<tilewise::device::ForwardParams> params)"}) {
     EXPECT_NE(stub.find(part), std::string::npos) << part << " is not in\n" << stub;
   }

@@ -3,6 +3,7 @@
 //   score<Machine>(tables, score, b, h, q_idx, kv_idx), where kModifies; slope(), its derivative, in backward passes,
 //   and kSloped: whether that is not 1
 //   sees<Machine>(tables, b, h, q_idx, kv_idx), where kHides
+//   sees_within<Machine>(...), its bounds where each of these has some, where kBounded: see score_bounds.h
 // Places are int32_t, or become one (ColumnPlace).
 // kSkips: mask_tiles ran before, and kernels go by what it found. kAtPositions: q_idx is the key that the query stands
 // at.
@@ -19,7 +20,8 @@
 namespace tilewise::device {
 
 struct TabledFunctions {
-  static constexpr bool kModifies = false, kSloped = false, kHides = false, kSkips = false, kAtPositions = false;
+  static constexpr bool kModifies = false, kSloped = false, kHides = false, kSkips = false, kAtPositions = false,
+                        kBounded = false;
   template <class Params>
   using ParamsOf = WithTables<Params>;
 };

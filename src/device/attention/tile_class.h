@@ -1,8 +1,10 @@
-// What mask_mod leaves of a tile of queries and keys, asked score by score.
+// What mask_mod leaves of a tile of queries and keys: by its bounds there, and where these leave it open asked score by
+// score.
 #pragma once
 
 #include "device/attention/config.h"
 #include "device/attention/params.h"
+#include "device/attention/score_bounds.h"
 #include "device/tile/platform.h"
 
 namespace tilewise::device {
@@ -23,6 +25,13 @@ class TileClassifier {
   TILEWISE_INLINE static TileClass class_of(const ScoreTable (&tables)[kMostTables], int32_t batch,
                                             const TileSide& queries, const TileSide& keys) {
     if (queries.begin >= queries.end || keys.begin >= keys.end) return kTileHidden;
+    if constexpr (Functions::kBounded) {
+      const Bounds seen = Functions::template sees_within<Machine>(tables, Bounds{batch, batch}, Bounds{0, 0},
+                                                                   Bounds{queries.begin, queries.end - 1},
+                                                                   Bounds{keys.begin, keys.end - 1});
+      if (seen.low == 1) return kTileSeen;
+      if (seen.high == 0) return kTileHidden;
+    }
     const auto sees = [&](int32_t query, int32_t key) {
       return Functions::template sees<Machine>(tables, batch, 0, query, key);
     };

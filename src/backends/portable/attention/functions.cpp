@@ -9,6 +9,7 @@
 
 #include "core/message.hpp"
 #include "device/attention/config.h"
+#include "expression/bounds_source.hpp"
 #include "expression/derivative.hpp"
 #include "expression/device_source.hpp"
 #include "operations/attention/score_functions.hpp"
@@ -80,6 +81,19 @@ std::string text_of(const Problem& p, const Method& method, const Expression& fu
                 expression::device_source(function, variable_bounds(p, function, query_index), tables), "  }\n");
 }
 
+/// mask_mod's bounds in a tile, where they may decide it.
+std::string bounds_text(const Problem& p, const Expression& mask_mod, QueryIndex query_index,
+                        std::span<const DeviceTable> tables) {
+  if (mask_mod.nodes().size() > kMostInlineTerms) return {};
+  const std::string statements = expression::bounds_source(mask_mod, variable_bounds(p, mask_mod, query_index), tables);
+  if (statements.empty()) return {};
+  return concat(
+      "  static constexpr bool kBounded = true;\n  template <class Machine>\n",
+      "  TILEWISE_INLINE static Bounds sees_within([[maybe_unused]] const ScoreTable (&tables)[kMostTables], ",
+      "[[maybe_unused]] const Bounds& b,\n      [[maybe_unused]] const Bounds& h, [[maybe_unused]] const ",
+      "Bounds& q_idx, [[maybe_unused]] const Bounds& kv_idx) {\n", statements, "  }\n");
+}
+
 /// visit(method, expression) for each that kernels of the problem's pass have.
 template <typename Visit>
 void for_each_function(const Problem& p, const Visit& visit) {
@@ -134,6 +148,7 @@ namespace {
 /// `look_up`: null, or the one whose gradient a kernel adds up: its slope is then the score's.
 std::string definitions(const Problem& p, QueryIndex query_index, const expression::LookUpDerivative* look_up) {
   const std::vector<DeviceTable> tables = device_tables(p);
+  constexpr std::string_view kSkips = "  static constexpr bool kSkips = true;\n";
   std::string comments, members;
   if (query_index == QueryIndex::position) members += "  static constexpr bool kAtPositions = true;\n";
   const bool skips = look_up == nullptr && knows_tiles(p);
@@ -144,7 +159,7 @@ std::string definitions(const Problem& p, QueryIndex query_index, const expressi
       members += concat("  static constexpr bool kSloped = ", is_one(used) ? "false" : "true", ";\n");
     }
     if (method.name == "sees") members += "  static constexpr bool kHides = true;\n";
-    if (method.name == "sees" && skips) members += "  static constexpr bool kSkips = true;\n";
+    if (method.name == "sees" && skips) members += concat(kSkips, bounds_text(p, function, query_index, tables));
     if (method.name != "slope") comments += concat("// ", function_name(method.of), ": ", to_string(function), "\n");
     members += text_of(p, method, used, query_index, tables);
   });
@@ -162,7 +177,7 @@ std::string definitions(const Problem& p, QueryIndex query_index, const expressi
   }
   // The name is the same in every stub: what is made of it must not be shared between modules of one process.
   return concat(comments,
-                "#include \"device/attention/score_functions.h\"\n"
+                "#include \"device/attention/score_bounds.h\"\n"
                 "namespace tilewise::device {\nnamespace {\nstruct ScoreFunctions : TabledFunctions {\n",
                 members, "};\n}  // namespace\n}  // namespace tilewise::device\n");
 }

@@ -31,8 +31,8 @@ inline constexpr std::int64_t kMostFunctionRows = std::int64_t{1} << 29;
 [[nodiscard]] std::string calls_refusal(const Problem& problem);
 
 /// The source that stubs have before a kernel (gpu::KernelKey::definitions): a struct ScoreFunctions, in the words of
-/// device/attention/score_functions.h. Empty without functions. Equal functions of tables of equal dtypes give equal
-/// source, whatever the tables' sizes.
+/// device/attention/score_functions.h and score_bounds.h. Empty without functions. Equal functions of tables of equal
+/// dtypes give equal source, whatever the tables' sizes.
 [[nodiscard]] std::string function_definitions(const Problem& problem, QueryIndex query_index = QueryIndex::query);
 
 /// The same for bwd_dtable and one of score_mod's look-ups: slope() is score_mod's derivative by what it gives, kTable

@@ -40,6 +40,7 @@ class RowOptions(TypedDict, total=False):
     score_mod: Optional[ScoreFunction]
     mask_mod: Optional[ScoreFunction]
     block_mask: Optional[object]
+    key_indices: Optional[Array]
     sink: Optional[Array]
     seed: Optional[Union[int, Array]]
     cu_seqlens_q: Optional[Array]
@@ -51,12 +52,6 @@ class RowOptions(TypedDict, total=False):
     leftpad_k: Optional[Array]
     batch_invariant: bool
     implementation: Optional[str]
-
-
-class ScoreOptions(RowOptions, total=False):
-    """Likewise, of a call forward or backward."""
-
-    key_indices: Optional[Array]
 
 
 class FormOptions(TypedDict, total=False):
@@ -81,7 +76,7 @@ class JaxOptions(RowOptions, FormOptions, ScaleOptions, total=False):
     """Everything that tilewise.jax.attention() takes by keyword, return_lse apart."""
 
 
-class ModuleOptions(ScoreOptions, ScaleOptions, total=False):
+class ModuleOptions(RowOptions, ScaleOptions, total=False):
     """Everything that a call of tilewise.nn.FlashAttention takes by keyword, causal and return_lse apart."""
 
     out: Optional[Array]
@@ -91,7 +86,7 @@ class AttentionOptions(ModuleOptions, FormOptions, total=False):
     """Everything that attention() takes by keyword, return_lse apart."""
 
 
-class AttendOptions(ScoreOptions, FormOptions, total=False):
+class AttendOptions(RowOptions, FormOptions, total=False):
     """Everything that attention_backward() takes as attention() took it."""
 
 

@@ -62,6 +62,11 @@ def _bool_bias():
     return bias
 
 
+def _indices(heads):
+    """Some twice, some none, some outside."""
+    return np.random.default_rng(9).integers(-1, 12, (2, 7, heads, 8)).astype(np.int32)
+
+
 PACKED = {
     "layout": "thd",
     "cu_seqlens_q": lengths(0, 3, 3, 9),
@@ -89,6 +94,8 @@ CASES = {
     "leftpad": {"leftpad_k": lengths(3, 0), "seqused_k": lengths(6, 11), "bias": draw(6, 7, 11)},
     "unused": {"seqused_k": lengths(0, 5), "sink": draw(8, 4)},
     "invariant": {"deterministic": True, "batch_invariant": True, "mask": "causal"},
+    "selected": {"key_indices": _indices(1), "sink": draw(8, 4), "mask": "causal"},
+    "selected_by_heads": {"key_indices": _indices(2), "leftpad_k": lengths(3, 0), "seqused_k": lengths(6, 11)},
     "everything": {
         "mask": "causal",
         "window": (6, -1),

@@ -26,6 +26,7 @@ DRAWN = {
     "alibi_slopes": lambda *front: draw(7, *front, 4) ** 2,
     "sink": lambda *front: draw(8, *front, 4),
     "seqused_k": lambda *front: np.random.default_rng(4).integers(0, 12, (*front, 2)).astype(np.int32),
+    "key_indices": lambda *front: np.random.default_rng(5).integers(-1, 12, (*front, 2, 7, 1, 5)).astype(np.int32),
 }
 
 
@@ -289,7 +290,4 @@ def test_every_option_has_a_case():
     ours = set(inspect.signature(tilewise_jax.attention).parameters)
     functions = {"score_mod", "mask_mod", "block_mask"}  # test_jax_functions.py
     assert ours == used | elsewhere | scales | functions
-    assert ours == {"q", "k", "v", "return_lse", *AttentionOptions.__annotations__} - {
-        "out",
-        "key_indices",
-    }
+    assert ours == {"q", "k", "v", "return_lse", *AttentionOptions.__annotations__} - {"out"}

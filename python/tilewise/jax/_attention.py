@@ -30,7 +30,7 @@ _OF_FUNCTIONS = ("score_mod", "mask_mod", "block_mask")
 _SEED = "seed: must be an integer, a key of jax.random, or an int64 array [2] or uint32 array [4] of seed and offset"
 
 
-@with_options_of(tilewise_attention, without=("key_indices", "out"))
+@with_options_of(tilewise_attention, without=("out",))
 def attention(
     q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[JaxOptions]
 ) -> Union[jax.Array, tuple[jax.Array, jax.Array]]:

@@ -64,6 +64,18 @@ def _scores(call: Call, given: dict[str, Any], q: Any, k: Any, visible: Any, dis
     return scores, visible & (scores != -jnp.inf)
 
 
+def _times(given: dict[str, Any], group: int, keys: int) -> Any:
+    """How often each key is selected, [batch_size, num_heads_q or 1, rows, keys]; 1 where none are."""
+    if "key_indices" not in given:
+        return 1
+    indices = jnp.swapaxes(given["key_indices"], 1, 2)  # of heads, of rows
+    start = given["leftpad_k"].reshape(-1, 1, 1, 1) if "leftpad_k" in given else 0
+    places = jnp.where((indices >= 0) & (indices < keys - start), indices + start, keys)
+    batch, head, row, _ = jnp.indices(places.shape, sparse=True)
+    times = jnp.zeros((*places.shape[:3], keys + 1), jnp.int32).at[batch, head, row, places].add(1)[..., :keys]
+    return jnp.repeat(times, group if times.shape[1] > 1 else 1, axis=1)
+
+
 def _attend(call: Call, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
     given = dict(zip(call.names, arrays))
     out, lse = forward_results(call, arrays)
@@ -74,12 +86,14 @@ def _attend(call: Call, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
     used = jnp.swapaxes(used, -1, -2)  # what is not used may hold anything
     k, v = (jnp.repeat(jnp.where(used, array, 0), group, axis=1) for array in (k, v))
     scores, visible = _scores(call, given, q, k, visible, distance)
+    times = _times(given, group, k.shape[2])
+    visible = visible & (times > 0)
     scores = jnp.where(visible, scores, 0)
     top = jnp.max(jnp.where(visible, scores, -jnp.inf), axis=-1, keepdims=True, initial=-jnp.inf)
     sink = given["sink"].astype(lse.dtype).reshape(1, -1, 1, 1) if "sink" in given else -jnp.inf
     top = jnp.maximum(top, sink)
     top = jax.lax.stop_gradient(jnp.where(top == -jnp.inf, 0, top))
-    weights = jnp.where(visible, jnp.exp(jnp.where(visible, scores - top, 0)), 0)
+    weights = jnp.where(visible, times * jnp.exp(jnp.where(visible, scores - top, 0)), 0)
     total = weights.sum(axis=-1, keepdims=True) + (jnp.exp(sink - top) if "sink" in given else 0)
     some = total != 0
     total = jnp.where(some, total, 1)

@@ -104,3 +104,21 @@ def test_sums_in_any_order_are_refused_where_they_must_not():
     out = tilewise.attention(q, k.detach(), v.detach(), key_indices=selected, deterministic=True)
     once, again = (torch.autograd.grad(out.sum(), q, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(once, again)
+
+
+def test_models_of_transformers_gather():
+    """The hook gives indices, or where sums must have an order hides what they do not name: the same."""
+    pytest.importorskip("transformers", minversion="5.23")
+    import tilewise.transformers as hook
+
+    q, k, v = (t.transpose(1, 2) for t in qkv((2, 40, 4, 64), (2, 40, 4, 64)))
+    generator = torch.Generator("cuda").manual_seed(3)
+    indices = torch.rand(2, 40, 40, generator=generator, device="cuda").topk(12, -1).indices
+    causal = torch.ones(40, 40, dtype=torch.bool, device="cuda").tril()[None, None]
+    results = []
+    for deterministic in (False, True):
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        options = {"indices": indices, "deterministic": deterministic}
+        out = hook.attention_forward(torch.nn.Module(), *leaves, causal, **options)[0]
+        results.append([out.float(), *(t.float() for t in torch.autograd.grad(out.float().square().sum(), leaves))])
+    assert_near(*results)

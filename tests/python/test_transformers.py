@@ -18,6 +18,7 @@ from transformers import masking_utils  # noqa: E402
 
 import tilewise  # noqa: E402
 import tilewise.transformers as hook  # noqa: E402
+from tilewise.transformers import forward  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -377,6 +378,12 @@ def test_indices_select_keys() -> None:
     own = hook.attention_forward(torch.nn.Module(), q, q, q, causal, indices=indices)[0]
     masked = hook.attention_forward(torch.nn.Module(), q, q, q, causal & selected)[0]
     torch.testing.assert_close(own, masked)
+    # A GPU's sums of selected keys have no order: where one is asked for, the others are hidden.
+    on_gpu = torch.empty(2, 4, 5, 8, device="meta")
+    selects = forward._select_keys({"bias": causal}, indices.to("meta"), on_gpu, 5, False)
+    assert selects["key_indices"].shape == (2, 5, 1, 2) and selects["bias"] is causal
+    hides = forward._select_keys({}, indices.to("meta"), on_gpu, 5, True)
+    assert hides["bias"].shape == (2, 1, 5, 5) and "key_indices" not in hides
     with pytest.raises(ValueError, match=r"indices: expected \[2, 5, top_k\] \(got \[1\]\)"):
         tiny_call(indices=torch.ones(1))
     lengths = torch.tensor([0, 10])

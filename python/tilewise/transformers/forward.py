@@ -78,16 +78,18 @@ def _mask_arguments(
     return {"bias": mask if mask.dtype in (torch.bool, torch.float32) else mask.to(query.dtype)}
 
 
-def _select_keys(arguments: dict[str, Any], indices: torch.Tensor, query: torch.Tensor, keys: int) -> dict[str, Any]:
+def _select_keys(
+    arguments: dict[str, Any], indices: torch.Tensor, query: torch.Tensor, keys: int, deterministic: bool
+) -> dict[str, Any]:
     """With the places of the only keys that a query sees, int [batch_size, q_length, top_k], for all heads alike."""
     batch_size, _, q_length, _ = query.shape
     if indices.ndim != 3 or tuple(indices.shape[:2]) != (batch_size, q_length):
         raise ValueError(f"indices: expected [{batch_size}, {q_length}, top_k] (got {list(indices.shape)})")
-    if query.device.type == "cpu":
+    if query.device.type == "cpu" or not deterministic:
         if "leftpad_k" in arguments:  # places count from the first key that counts
             indices = indices - arguments["leftpad_k"][:, None, None]
         return {**arguments, "key_indices": indices.to(torch.int32)[:, :, None]}
-    # No GPU's implementation gathers keys yet: what is not selected is hidden, as "eager" does it.
+    # On a GPU gradients of selected keys come in any order: what is not selected is hidden, as "eager" does it.
     outside = torch.where((indices >= 0) & (indices < keys), indices, keys).to(torch.int64)
     selected = torch.zeros(batch_size, 1, q_length, keys + 1, dtype=torch.bool, device=query.device)
     selected = selected.scatter_(3, outside[:, None], True)[..., :keys]
@@ -219,7 +221,7 @@ def attention_forward(
         return packed.attend(module, tensors, attention_mask, band, lengths, position_bias, options), None
     arguments = _mask_arguments(query, attention_mask, is_causal, sliding_window)
     if indices is not None:
-        arguments = _select_keys(arguments, indices, query, key.shape[2])
+        arguments = _select_keys(arguments, indices, query, key.shape[2], options["deterministic"])
     if position_bias is not None:
         arguments = _add_position_bias(arguments, position_bias, query.dtype)
     return tilewise.attention(_rows(query), _rows(key), _rows(value), **arguments, **options), None

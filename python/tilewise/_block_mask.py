@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
 from tilewise import _arrays, _core
+from tilewise._types import ScoreFunction
 
 _TORCHS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 
@@ -38,7 +38,7 @@ class BlockMask(NamedTuple):
 
 
 def block_mask(
-    mask_mod: Union[str, Callable[..., object]],
+    mask_mod: ScoreFunction,
     seqlen_q: int,
     seqlen_k: int,
     *,
@@ -50,7 +50,8 @@ def block_mask(
     """The BlockMask of a mask_mod.
 
     By bounds of what it computes over blocks, and score by score where these leave it open: the mask of all scores is
-    never there. The work is the CPU's.
+    never there. The work is the CPU's; on a GPU, where `device` and all captured tensors are, it is the GPU's, nothing
+    waits for it, and blocks that bounds leave open are listed as visible in part, of which mask_mod is asked anyway.
 
     Args:
         mask_mod: Whether a key is visible: as attention() takes it.
@@ -74,26 +75,54 @@ def block_mask(
     ):
         if size is not None and size < 1:
             raise ValueError(f"{name}: must be at least 1 (got {size})")
-    lists = (batch_size or 1, num_heads or 1, -(-seqlen_q // rows))
-    shapes = (lists, (*lists, -(-seqlen_k // keys)))
-    made = [np.zeros(shape, np.int32) for shape in (*shapes, *shapes)]
-    _core.write_block_mask(
-        text,
-        [_arrays.borrow(f"table{i}", _on_host(table)) for i, table in enumerate(tables)],
-        batch_size or 0,
-        num_heads or 0,
-        seqlen_q,
-        seqlen_k,
-        rows,
-        keys,
-        [_arrays.borrow("outputs", array, writable=True) for array in made],
-    )
+    sizes = (batch_size or 0, num_heads or 0, seqlen_q, seqlen_k, rows, keys)
+    if device is not None and seqlen_q > 0 and seqlen_k > 0:
+        import torch
+
+        on = torch.device(device)  # type: ignore[call-overload]
+        if on.type != "cpu" and all(getattr(table, "device", None) == _indexed(on) for table in tables):
+            return _by_bounds(mask_mod, text, tables, sizes, on)
+    made = _written(text, [_on_host(table) for table in tables], sizes)
     if device is not None:
         import torch
 
         made = [torch.from_numpy(array).to(device) for array in made]  # type: ignore[call-overload]
     counts, indices, full_counts, full_indices = made
     return BlockMask(mask_mod, counts, indices, full_counts, full_indices, (rows, keys))
+
+
+def _written(text: str, tables: list[Any], sizes: tuple[int, ...]) -> list[Any]:
+    """The core's lists of batch_size, num_heads, seqlen_q, seqlen_k, rows and keys of a block; of arrays on the CPU."""
+    batch_size, num_heads, seqlen_q, seqlen_k, rows, keys = sizes
+    lists = (batch_size or 1, num_heads or 1, -(-seqlen_q // rows))
+    shapes = (lists, (*lists, -(-seqlen_k // keys)))
+    made = [np.zeros(shape, np.int32) for shape in (*shapes, *shapes)]
+    borrowed = [_arrays.borrow(f"table{i}", table) for i, table in enumerate(tables)]
+    outputs = [_arrays.borrow("outputs", array, writable=True) for array in made]
+    _core.write_block_mask(text, borrowed, batch_size, num_heads, seqlen_q, seqlen_k, rows, keys, outputs)
+    return made
+
+
+def _indexed(device: Any) -> Any:
+    """The device of a tensor that is made there."""
+    import torch
+
+    return device if device.index is not None else torch.device(device.type, torch.accelerator.current_device_index())
+
+
+def _by_bounds(mask_mod: Any, text: str, tables: Any, sizes: tuple[int, ...], device: Any) -> BlockMask:
+    import torch
+
+    from tilewise import _block_mask_bounds as bounds
+
+    # The core's checks: of no queries and keys it reads nothing.
+    batch_size, num_heads, *others = sizes
+    _written(
+        text, [torch.zeros([1] * t.dim(), dtype=t.dtype) for t in tables], (batch_size, num_heads, 0, 0, *others[2:])
+    )
+    blocks = bounds.Blocks(batch_size or 1, num_heads or 1, *others)
+    full, partial = bounds.states(text, tables, blocks, device)
+    return BlockMask(mask_mod, *bounds.listed(partial), *bounds.listed(full), (blocks.rows, blocks.keys))
 
 
 def _on_host(table: Any) -> Any:

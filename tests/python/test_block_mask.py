@@ -57,6 +57,55 @@ def test_made_masks_hide_what_their_functions_hide(mask_mod: Any, block_size: An
         np.testing.assert_allclose(gradient, other, atol=2e-5)
 
 
+MASKS = {
+    "causal": "kv_idx <= q_idx + 50",
+    "documents": "table0[q_idx] == table0[kv_idx]",
+    "documents, causal": "(table0[q_idx] == table0[kv_idx]) & (kv_idx <= q_idx) | (kv_idx < 16)",
+    "of a sequence and a head": "(table1[b, q_idx - 16] != table1[b, kv_idx]) & ~table2[kv_idx, h] | (h == 3)",
+    "beyond": "table0[kv_idx + 140] < 2",
+    "by number": "table1[1, kv_idx] > -table0[7]",
+    "periods": "(q_idx // 40 == kv_idx // 40) | ((q_idx - kv_idx) % 40 == 3)",
+    "distance": "t0=q_idx-kv_idx;(abs(t0) < 40) | (clamp(t0, -3, 90) == 90) | (max(q_idx, kv_idx) * 2 < min(t0, 70))",
+    "selected": "select(q_idx < 48, kv_idx < 20, q_idx > 90) & (select(h < 2, q_idx, kv_idx) < 120)",
+    "floats": "(float(q_idx) * 0.5 < 20.0) | (kv_idx < 32)",
+}
+
+
+@pytest.mark.parametrize("block", [(16, 16), (32, 48), (128, 128)])
+@pytest.mark.parametrize("name", MASKS)
+def test_bounds_of_blocks_on_a_device_are_true(name: str, block: tuple[int, int]) -> None:
+    """What the GPU's way lists whole, or not at all, is so; of sorted documents it knows all that the CPU does."""
+    torch = pytest.importorskip("torch")
+    from tilewise import _block_mask_bounds as bounds
+
+    generator = np.random.default_rng(3)
+    tables = [DOCUMENTS, generator.integers(-2, 3, (2, 150)).astype(np.int64), generator.random((150, 4)) < 0.1]
+    given = [tables[i] for i in range(3) if f"table{i}" in MASKS[name]]
+    text = MASKS[name]
+    for place, table in enumerate(i for i in range(3) if f"table{i}" in text):
+        text = text.replace(f"table{table}", f"table{place}")
+    traced = tilewise.expression.Traced("mask_mod", text, tuple(torch.from_numpy(table) for table in given))
+    exact = block_mask(traced, *SIZES[1:3], batch_size=2, num_heads=4, block_size=block)
+    blocks = bounds.Blocks(2, 4, *SIZES[1:3], *block)
+    full, partial = bounds.states(text, list(traced.tables), blocks, torch.device("cpu"))
+    states = np.zeros(full.shape, np.int32)
+    for state, counts, indices in ((1, exact.counts, exact.indices), (2, exact.full_counts, exact.full_indices)):
+        for at in np.ndindex(*counts.shape):
+            states[(*at, indices[at][: counts[at]])] = state
+    assert not (full & partial).any()
+    assert (states[full.numpy()] == 2).all()
+    assert (states[~(full | partial).numpy()] == 0).all()
+    if name in ("causal", "documents", "beyond", "by number"):
+        assert ((states == 1) == partial.numpy()).all()
+    if name != "floats":
+        assert (~partial).any() or block != (16, 16)
+    for listed_blocks, counts, indices in ((full, *bounds.listed(full)), (partial, *bounds.listed(partial))):
+        assert torch.equal(counts, listed_blocks.sum(-1, dtype=torch.int32)) and indices.dtype == torch.int32
+        for at in np.ndindex(*counts.shape):
+            chosen = torch.nonzero(listed_blocks[at]).flatten().int()
+            assert torch.equal(indices[at][: len(chosen)], chosen) and not indices[at][len(chosen) :].any()
+
+
 def listed(states: Any) -> tuple[Any, ...]:
     """Counts and indices of partial and of full blocks; what is behind them no one may read."""
     lists = []

@@ -52,6 +52,7 @@ struct MoeProblem {
   double norm_epsilon = kMoeNormEpsilon;
   bool weight_on_input = false;
   bool batch_invariant = false;  ///< a token's result does not depend on which other tokens there are
+  bool save_gate_up = false;     ///< the forward pass writes gate_up_out, which the backward pass reads
 
   bool gate_up_transposed = false, down_transposed = false;  ///< the dimension before the last is contiguous
 
@@ -82,6 +83,11 @@ TILEWISE_EXPORT void validate(const MoeProblem& problem);
 /// else's, and so does any other number. Tokens come in any order and experts in any multiplicity; the sum is in the
 /// order of j, so that results repeat bit for bit.
 ///
+/// With save_gate_up the first product's sums are written too, for a backward pass that need not multiply again: of
+/// each pair of a token and its j-th expert gate[e] x[t], then up[e] x[t], before weight and bias, whatever the order
+/// of gate_up's rows. Pairs stand by expert, then by t and j; rows behind the last expert's, of pairs that are somebody
+/// else's, are 0. They take tokens * top_k * 2 * intermediate elements.
+///
 /// A format says how x or the weights are quantised; its scales have the tensor's rank: one for each block along its
 /// last two dimensions, a size of 1 where a block has all of them, and one of each expert. "blocks" below is
 /// ceil(size / block). What is written must share no element with what is read or with itself.
@@ -99,6 +105,8 @@ struct MoeArguments {
   TensorView gate_up_scale, down_scale;  ///< with w_format: [num_experts, blocks of rows, blocks of columns]
   TensorView gate_up_global_scale, down_global_scale;  ///< with nvfp4: f32 [num_experts]
   TensorView out;  ///< written; f32, bf16 or f16 (f64 of f64) [tokens, hidden], hidden contiguous
+  TensorView
+      gate_up_out;  ///< with save_gate_up, written: dtype of x, [tokens * top_k, rows of gate_up], contiguous rows
   BlockFormat x_format{}, w_format{};
   BlockFormat h_format{};         ///< fp8_row, fp8_1x128, fp8_1x128_e8m0, mxfp8 or none
   DType out_dtype = DType::none;  ///< that of out, for whoever makes it; none: that of x, bf16 where x is quantised
@@ -111,10 +119,11 @@ struct MoeArguments {
   double norm_epsilon = kMoeNormEpsilon;
   bool weight_on_input = false;  ///< topk_weights multiply x instead, before the first product's bias
   bool batch_invariant = false;
+  bool save_gate_up = false;  ///< excludes x_format, h_format and norm_weight, which have no backward pass
 };
 
-/// Intermediate values are computed again, so that out is not needed. What is wanted is 0 where no token came, and so
-/// is the gradient of the weight of an id that is somebody else's.
+/// Intermediate values are computed again, from gate_up_out with save_gate_up, so that out is not needed. What is
+/// wanted is 0 where no token came, and so is the gradient of the weight of an id that is somebody else's.
 struct MoeBackwardArguments {
   TensorView dout;                                     ///< gradient of out, in its dtype [tokens, hidden]
   TensorView x, topk_ids, topk_weights;                ///< as the forward pass took them
@@ -122,6 +131,7 @@ struct MoeBackwardArguments {
   TensorView gate_up_bias, down_bias;                  ///< likewise
   TensorView gate_up_scale, down_scale;                ///< likewise
   TensorView gate_up_global_scale, down_global_scale;  ///< likewise
+  TensorView gate_up_out;                              ///< with save_gate_up, as the forward pass wrote it
   TensorView dx;                                       ///< written when defined, as all below; like x
   TensorView dtopk_weights;                            ///< like topk_weights
   TensorView dgate_up, ddown;            ///< like gate_up and down, either of the last two dimensions contiguous
@@ -135,6 +145,7 @@ struct MoeBackwardArguments {
   double limit = 0.0;
   bool weight_on_input = false;
   bool batch_invariant = false;
+  bool save_gate_up = false;
 };
 
 /// The problem that a call describes. Throws Error naming the first bad argument.

@@ -49,6 +49,7 @@ def moe(
     h_format: BlockFormat = "none",
     out_dtype: object = None,
     batch_invariant: bool = False,
+    save_gate_up: bool = False,
     out: Optional[Array] = None,
     implementation: Optional[str] = None,
 ) -> ArrayT:
@@ -57,7 +58,7 @@ def moe(
     out[t] is the sum over j of topk_weights[t, j] * (down[e] h + down_bias[e]), e = topk_ids[t, j] - first_expert, with
     h = activation(gate[e] x[t] + bias) * (up[e] x[t] + bias'). Sums are fp32 (f64 of f64); h is rounded once to the
     dtype of x, and so is out. The sum is in the order of j: results repeat bit for bit. Torch tensors have autograd (x,
-    topk_weights, weights and biases; h is computed again, not stored) and torch.compile.
+    topk_weights, weights and biases; h is computed again, not stored, unless save_gate_up says so) and torch.compile.
 
     Args:
         x: Tokens [tokens, hidden] in f32, bf16, f16 or f64; hidden contiguous.
@@ -89,6 +90,10 @@ def moe(
         out_dtype: Of the result: float32, bfloat16 or float16, as a dtype of torch or NumPy or by name. None: that of
             x, bfloat16 where x is quantised.
         batch_invariant: A token's result does not depend on which other tokens there are.
+        save_gate_up: Keep the first product's sums for gradients, which then don't multiply x by gate_up again:
+            tokens * top_k * 2 * intermediate elements (without a gate half as many) of the dtype of x, until the
+            backward pass. They are rounded to that, a rounding more in gradients of bf16 and f16. For calls that a
+            backward pass follows.
         out: Where to write; refused for inputs that require gradients. None: a new array.
         implementation: Name of the implementation to use (see explain); None chooses by estimated cost.
 
@@ -126,12 +131,13 @@ def moe(
         "h_format": h_format,
         "out_dtype": dtype_name("out_dtype", out_dtype, _DTYPES) or "none",
         "batch_invariant": flag("batch_invariant", batch_invariant),
+        "save_gate_up": flag("save_gate_up", save_gate_up),
         "implementation": implementation_name(implementation),
     }
     forward_only = [name for name in ("x_format", "h_format") if given[name] != "none"]
     if norm_weight is not None:
         forward_only.append("norm_weight")
-    (result,) = _dispatch.call("moe", given, {"out": out}, forward_only)
+    result, *_ = _dispatch.call("moe", given, {"out": out}, forward_only)
     return result  # type: ignore[no-any-return]
 
 

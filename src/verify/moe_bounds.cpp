@@ -46,6 +46,9 @@ class Pass {
   [[nodiscard]] std::int64_t expert_of(std::int64_t token, std::int64_t j) const {
     return numbers_.experts[static_cast<std::size_t>(token * numbers_.top_k + j)];
   }
+  [[nodiscard]] std::int64_t saved_row(std::int64_t token, std::int64_t j) const {
+    return numbers_.saved_rows[static_cast<std::size_t>(token * numbers_.top_k + j)];
+  }
   [[nodiscard]] ErrorBounds* find(std::string_view name) { return find_bounds(bounds_, name); }
   static void set(ErrorBounds* bounds, std::int64_t index, const Estimate& estimate) {
     if (bounds == nullptr || !std::isfinite(estimate.limit) || !std::isfinite(estimate.sigma)) return;
@@ -67,6 +70,9 @@ class Pass {
       const std::int64_t expert = expert_of(token, j);
       if (expert == MoeNumbers::kNobody) continue;
       const MoePart part = part_of(numbers_, p_, precision_, token, j, expert);
+      for (std::int64_t row = 0; row < numbers_.rows && problem_.save_gate_up; ++row)
+        set(find("gate_up_out"), saved_row(token, j) * numbers_.rows + numbers_.saved_column(row),
+            part.sums[static_cast<std::size_t>(row)]);
       for (std::size_t n = 0; n < sums.size(); ++n) sums[n].add(narrowed(part.z[n].times(part.output_weight)));
     }
     for (std::size_t n = 0; n < sums.size(); ++n)
@@ -157,9 +163,14 @@ class Pass {
         dinput.add(dp[static_cast<std::size_t>(row)], numbers_.gate_up_row(expert, row)[k]);
       const Estimate one = dinput.rounded(precision_.u, precision_.tiny);
       dx[static_cast<std::size_t>(k)].add(narrowed(one.times(part.input_weight)));
-      if (!p_.weight_on_input) continue;
+      if (!p_.weight_on_input || problem_.save_gate_up) continue;
       dweight.add(narrowed(one), x[k]);
       magnitude += dinput.magnitude() * std::abs(x[k]);
+    }
+    for (std::int64_t row = 0; row < numbers_.rows && p_.weight_on_input && problem_.save_gate_up; ++row) {
+      const auto at = static_cast<std::size_t>(row);
+      dweight.add(product(dp[at], part.sums[at]));
+      magnitude += std::abs(dp[at].value * part.sums[at].value);
     }
     Estimate estimate = dweight.rounded(precision_.u, precision_.tiny);
     const double other =
@@ -190,7 +201,9 @@ class Pass {
       for (std::int64_t j = 0; j < top_k; ++j) {
         const std::int64_t expert = expert_of(t, j);
         if (expert == MoeNumbers::kNobody) continue;
-        const bool part = own || any_not_finite(numbers_.weights, t * top_k + j, 1);
+        const bool part =
+            own || any_not_finite(numbers_.weights, t * top_k + j, 1) ||
+            (!numbers_.saved.empty() && any_not_finite(numbers_.saved, saved_row(t, j) * numbers_.rows, numbers_.rows));
         if (part) expert_free[static_cast<std::size_t>(expert)] = true;
         if (!part && !expert_has[static_cast<std::size_t>(expert)]) continue;
         set_free("dtopk_weights", t * top_k + j, 1);

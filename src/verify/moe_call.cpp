@@ -25,6 +25,7 @@ MoeCall::MoeCall(const MoeProblem& problem, std::uint64_t seed, Values values)
   draw_numbers("down", deviation(problem.intermediate));
   for (const Role role : {Role("gate_up_bias"), Role("down_bias")}) draw_numbers(role, 0.5);
   for (const Role role : {Role("topk_weights"), Role("norm_weight"), Role("dout")}) draw_numbers(role, 1.0);
+  draw_numbers("gate_up_out", 1.0);
   // Of nvfp4 the factor of the whole does what the scales of others do.
   const double gate_up = 0.5 * deviation(problem.hidden), down = 0.5 * deviation(problem.intermediate);
   const bool global = problem.w_format.global;

@@ -7,6 +7,7 @@
 
 #include "backends/reference/activation_math.hpp"
 #include "backends/reference/matrix_access.hpp"
+#include "backends/reference/moe/reference_moe.hpp"
 #include "core/ceil_div.hpp"
 #include "verify/rounding.hpp"
 
@@ -59,12 +60,17 @@ class Maker {
  public:
   Maker(const MoeNumbers& numbers, const MoeParams& p, const MoePrecision& precision, std::int64_t token,
         std::int64_t j, std::int64_t expert)
-      : numbers_(numbers), p_(p), precision_(precision), token_(token), expert_(expert) {
-    (p.weight_on_input ? part_.input_weight : part_.output_weight) =
-        numbers.weights[static_cast<std::size_t>(token * numbers.top_k + j)];
+      : numbers_(numbers),
+        p_(p),
+        precision_(precision),
+        token_(token),
+        pair_(token * numbers.top_k + j),
+        expert_(expert) {
+    (p.weight_on_input ? part_.input_weight : part_.output_weight) = numbers.weights[static_cast<std::size_t>(pair_)];
   }
 
   MoePart run() && {
+    for (std::int64_t row = 0; row < numbers_.rows; ++row) part_.sums.push_back(sum(row));
     for (std::int64_t i = 0; i < numbers_.intermediate; ++i) activate(i);
     if (p_.h_format.defined())
       quantise();
@@ -76,13 +82,21 @@ class Maker {
   }
 
  private:
+  /// What was saved is what it is.
   [[nodiscard]] Estimate sum(std::int64_t row) const {
+    if (!numbers_.saved.empty()) {
+      const std::int64_t saved = numbers_.saved_rows[static_cast<std::size_t>(pair_)];
+      return {numbers_.saved[static_cast<std::size_t>(saved * numbers_.rows + numbers_.saved_column(row))]};
+    }
     const double* x = numbers_.x.data() + token_ * numbers_.hidden;
     const double* w = numbers_.gate_up_row(expert_, row);
     SumOfEstimates sum;
     for (std::int64_t k = 0; k < numbers_.hidden; ++k) sum.add({x[k] * w[k]});
+    return sum.rounded(precision_.x_sums, precision_.tiny);
+  }
+  [[nodiscard]] Estimate activated_sum(std::int64_t row) const {
     SumOfEstimates whole;
-    whole.add(sum.rounded(precision_.x_sums, precision_.tiny), part_.input_weight);
+    whole.add(part_.sums[static_cast<std::size_t>(row)], part_.input_weight);
     if (!numbers_.gate_up_bias.empty())
       whole.add({numbers_.gate_up_bias[static_cast<std::size_t>(expert_ * numbers_.rows + row)]});
     return whole.rounded(precision_.u, precision_.tiny);
@@ -90,7 +104,8 @@ class Maker {
 
   void activate(std::int64_t i) {
     const double u = precision_.u, coarse = kCoarse * precision_.r;
-    const Estimate up = sum(numbers_.up_row(i)), gate = numbers_.gated ? sum(numbers_.gate_row(i)) : Estimate{};
+    const Estimate up = activated_sum(numbers_.up_row(i)),
+                   gate = numbers_.gated ? activated_sum(numbers_.gate_row(i)) : Estimate{};
     const Around f = around(p_, gate, up);
     const double arguments = finite(gate.value * f.at.by_gate) + finite(up.value * f.at.by_up);
     const double own =
@@ -157,7 +172,7 @@ class Maker {
   const MoeNumbers& numbers_;
   const MoeParams& p_;
   const MoePrecision& precision_;
-  std::int64_t token_, expert_;
+  std::int64_t token_, pair_, expert_;
   MoePart part_;
 };
 
@@ -197,6 +212,10 @@ MoeNumbers::MoeNumbers(const MoeParams& p)
   read_vectors(p.gate_up_bias, gate_up_bias);
   read_vectors(p.down_bias, down_bias);
   read_vectors(p.norm_weight, norm);
+  if (p.gate_up_out.data == nullptr) return;
+  saved_rows = backends::reference::saved_rows(p);
+  for (std::int64_t i = 0; p.dout.data != nullptr && i < p.gate_up_out.rows * rows; ++i)
+    saved.push_back(load(p.gate_up_out, i / rows, i % rows));
 }
 
 MoePrecision::MoePrecision(const MoeProblem& problem) {

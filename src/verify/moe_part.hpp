@@ -21,6 +21,8 @@ struct MoeNumbers {
   std::vector<double> x, weights, dout;  ///< [tokens, ..]
   std::vector<std::int64_t> experts;     ///< [tokens, top_k], counted from 0; kNobody
   std::vector<double> gate_up, down, gate_up_bias, down_bias, norm;
+  std::vector<std::int64_t> saved_rows;  ///< of gate_up_out by pair, where the call has it
+  std::vector<double> saved;             ///< [tokens * top_k, rows] of gate_up_out, where the call reads it
 
   [[nodiscard]] std::int64_t gate_row(std::int64_t i) const { return interleaved ? 2 * i : i; }
   [[nodiscard]] std::int64_t up_row(std::int64_t i) const {
@@ -31,6 +33,11 @@ struct MoeNumbers {
   }
   [[nodiscard]] const double* down_row(std::int64_t expert, std::int64_t n) const {
     return down.data() + (expert * hidden + n) * intermediate;
+  }
+
+  /// Where gate_up_out has the sum of a row of gate_up.
+  [[nodiscard]] std::int64_t saved_column(std::int64_t row) const {
+    return interleaved ? row / 2 + row % 2 * intermediate : row;
   }
 
  private:
@@ -49,6 +56,7 @@ struct MoePrecision {
 
 struct MoePart {
   double input_weight = 1.0, output_weight = 1.0;
+  std::vector<Estimate> sums;            ///< of rows of gate_up, before weight and bias
   std::vector<Estimate> h;               ///< as the second product takes it
   std::vector<Estimate> by_gate, by_up;  ///< derivatives
   std::vector<Estimate> z;               ///< down h + bias, normalised

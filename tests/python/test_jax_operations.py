@@ -85,6 +85,7 @@ def test_moe_of_every_option():
     options = {"gate": "interleaved", "activation": "swiglu_oai", "limit": 0.7, "alpha": 1.3, "first_expert": 1}
     check_gradients(tilewise.moe, tilewise_jax.moe, experts(**biases), **options)
     check_gradients(tilewise.moe, tilewise_jax.moe, experts(), weight_on_input=True, batch_invariant=True)
+    check_gradients(tilewise.moe, tilewise_jax.moe, experts(), save_gate_up=True)
 
 
 def test_route_and_its_gradients():

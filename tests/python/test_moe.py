@@ -162,6 +162,35 @@ def test_gradients_are_torchs(dtype, options):
     assert not given["x"].grad[0].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"gate": "interleaved", "limit": 0.5}, {"gate": "none"}], ids=str)
+def test_gradients_of_saved_sums(dtype, options):
+    """Rounded to the dtype of x: f32 rounds nothing."""
+    gradients = []
+    for save in (False, True):
+        given = _draw(dtype, options.get("gate", "concatenated"), biased=True)
+        for name in GRADIENTS:
+            given[name].requires_grad_()
+        out = tilewise.moe(**given, **options, save_gate_up=save)
+        out.backward(torch.ones_like(out))
+        gradients.append([given[name].grad.double() for name in GRADIENTS])
+    for name, saved, again in zip(GRADIENTS, gradients[1], gradients[0]):
+        assert_close(saved, again, 2e-2 if dtype == torch.bfloat16 else 1e-6, name)
+
+
+def test_saved_sums_are_kept_until_the_backward_pass():
+    given = _draw(torch.float64)
+    given["x"].requires_grad_()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each.shape) or each, lambda each: each):
+        tilewise.moe(**given)
+        assert (TOKENS * TOP_K, 2 * INTERMEDIATE) not in kept
+        tilewise.moe(**given, save_gate_up=True)
+    assert (TOKENS * TOP_K, 2 * INTERMEDIATE) in kept
+    with pytest.raises(ValueError, match="save_gate_up: excludes norm_weight"):
+        tilewise.moe(**_draw(), norm_weight=torch.ones(EXPERTS, HIDDEN), save_gate_up=True)
+
+
 def test_gradients_of_some():
     given = _draw()
     given["down"].requires_grad_()
@@ -181,8 +210,9 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(run, [given[name].requires_grad_() for name in GRADIENTS])
 
 
-def test_compiles_whole():
-    given = _draw(biased=True)
+@pytest.mark.parametrize("save", [False, True])
+def test_compiles_whole(save):
+    given = {**_draw(biased=True), "save_gate_up": save}
     for name in GRADIENTS:
         given[name].requires_grad_()
     expected = torch.autograd.grad(tilewise.moe(**given).sum(), [given[name] for name in GRADIENTS])
@@ -192,13 +222,16 @@ def test_compiles_whole():
         assert torch.equal(one, other)
 
 
-def test_opcheck():
+@pytest.mark.parametrize("save", [False, True])
+def test_opcheck(save):
     given = _draw(biased=True)
     for name in GRADIENTS:
         given[name].requires_grad_()
     operator = torch.ops.tilewise.moe.default
     torch.library.opcheck(
-        operator, [given.get(a.name) for a in operator._schema.arguments if a.name in given or "Tensor" in str(a.type)]
+        operator,
+        [given.get(a.name) for a in operator._schema.arguments if a.name in given or "Tensor" in str(a.type)],
+        {"save_gate_up": save},
     )
 
 

@@ -25,6 +25,7 @@ typedef struct tilewise_moe_options {
   int64_t first_expert;                       /* the id of the first expert whose weights are given; 0 */
   int32_t weight_on_input;                    /* topk_weights multiply x instead */
   int32_t batch_invariant;                    /* a token's result does not depend on which other tokens there are */
+  int32_t save_gate_up;                       /* gate_up_out is written, and read by the backward pass */
 } tilewise_moe_options;
 
 /* Sets every field to its default. Pass sizeof(tilewise_moe_options). */
@@ -37,10 +38,11 @@ typedef struct tilewise_moe_tensors {
   const DLTensor *gate_up_bias, *down_bias, *norm_weight;
   const DLTensor *x_scale, *gate_up_scale, *down_scale;
   const DLTensor *gate_up_global_scale, *down_global_scale;
-  const DLTensor* out; /* written */
+  const DLTensor* out;         /* written */
+  const DLTensor* gate_up_out; /* looked at with save_gate_up alone, written */
 } tilewise_moe_tensors;
 
-/* Tensors of the backward pass. Those from dx on are written; each may be NULL. */
+/* Tensors of the backward pass. Those from dx to ddown_bias are written; each may be NULL. */
 typedef struct tilewise_moe_backward_tensors {
   const DLTensor* dout;
   const DLTensor *x, *topk_ids, *topk_weights; /* as the forward pass took them */
@@ -51,6 +53,7 @@ typedef struct tilewise_moe_backward_tensors {
   const DLTensor *dx, *dtopk_weights;
   const DLTensor *dgate_up, *ddown;
   const DLTensor *dgate_up_bias, *ddown_bias;
+  const DLTensor* gate_up_out; /* looked at with save_gate_up alone, as the forward pass wrote it */
 } tilewise_moe_backward_tensors;
 
 /* options may be NULL. */

@@ -198,6 +198,12 @@ class Derivatives:
         given = self.forward.bind(inputs)
         made = dict(zip((tensor.name for tensor in self.forward.made), _tuple(output)))
         given.update(made)
+        for tensor in self.forward.made:
+            if tensor.optional and made[tensor.name].dim() == 1 and not made[tensor.name].numel():
+                given[tensor.name] = None  # returned() stands in for it
+        # What only the backward pass reads comes without a gradient.
+        has_gradient = {tensor.derivative_of for tensor in self._given}
+        ctx.mark_non_differentiable(*(each for name, each in made.items() if name not in has_gradient))
         ctx.made = {name: (value.shape, value.dtype) for name, value in made.items()}
         self._save(ctx, given, self._saved)
         ctx.stated = {name: given[name] for name in (*self.forward.fields, "implementation")}

@@ -45,6 +45,7 @@ void state(const tilewise_moe_options& c, Arguments& arguments) {
   arguments.first_expert = c.first_expert;
   arguments.weight_on_input = c.weight_on_input != 0;
   arguments.batch_invariant = c.batch_invariant != 0;
+  arguments.save_gate_up = c.save_gate_up != 0;
 }
 
 /// The tensors that both passes have.
@@ -92,6 +93,7 @@ tilewise_status tilewise_moe(const tilewise_moe_tensors* tensors, const tilewise
     arguments.x_format = operations::moe::format_of(o.x_format, "x_format");
     arguments.h_format = operations::moe::format_of(o.h_format, "h_format");
     arguments.out = view_of(t.out, "out");
+    if (arguments.save_gate_up) arguments.gate_up_out = view_of(t.gate_up_out, "gate_up_out");
     operations::schema::read_bytes<operations::moe::kSchema>(arguments);
     moe(arguments, select_of(o.implementation));
   });
@@ -108,6 +110,7 @@ tilewise_status tilewise_moe_backward(const tilewise_moe_backward_tensors* tenso
     operations::moe::take(t, arguments);
     operations::moe::state(o, arguments);
     arguments.dout = view_of(t.dout, "dout");
+    if (arguments.save_gate_up) arguments.gate_up_out = view_of(t.gate_up_out, "gate_up_out");
     arguments.dx = view_of(t.dx, "dx");
     arguments.dtopk_weights = view_of(t.dtopk_weights, "dtopk_weights");
     arguments.dgate_up = view_of(t.dgate_up, "dgate_up");

@@ -63,6 +63,7 @@ MoeParams make_params(const Call& call, const MoeProblem& p) {
   params.h_format = p.h_format;
 
   params.out = matrix_of(call.one("out"));
+  params.gate_up_out = matrix_of(call.one("gate_up_out"));
   params.dout = matrix_of(call.one("dout"));
   params.dx = matrix_of(call.one("dx"));
   params.dtopk_weights = matrix_of(call.one("dtopk_weights"));

@@ -43,6 +43,7 @@ enum class Feature : std::uint8_t {
   first_expert,
   transposed,  ///< weights or their gradients are
   batch_invariant,
+  save_gate_up,
   dx,
   dtopk_weights,
   dweights,
@@ -79,6 +80,7 @@ inline constexpr std::array<std::string_view, static_cast<std::size_t>(Feature::
     "first_expert",
     "transposed",
     "batch_invariant",
+    "save_gate_up",
     "dx",
     "dtopk_weights",
     "dweights",

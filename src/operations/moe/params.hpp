@@ -33,6 +33,8 @@ struct MoeParams {
   ExpertVectors norm_weight;
   double norm_epsilon;
 
+  Matrix gate_up_out;  ///< where given, [tokens * top_k, rows of gate_up]: written forward, read backward
+
   // Backward: dout is read, the others are written where given.
   Matrix dout, dx, dtopk_weights;
   ExpertMatrices dgate_up, ddown;

@@ -57,6 +57,20 @@ void validate_norm(const MoeProblem& p) {
     invalid_argument("norm_epsilon: requires norm_weight (got ", p.norm_epsilon, " without it)");
 }
 
+/// What is saved is for a backward pass.
+void validate_saved(const MoeProblem& p) {
+  if (!p.save_gate_up) return;
+  for (const auto& [name, format] : {std::pair{"x_format", p.x_format}, std::pair{"h_format", p.h_format}}) {
+    if (format.defined())
+      invalid_argument("save_gate_up: excludes ", name, "=", to_string(format), ", which has no gradients (got both)");
+  }
+  if (p.norm != MoeVector::none)
+    invalid_argument("save_gate_up: excludes norm_weight, which has no gradients (got both)");
+  if (p.top_k > 0 && p.tokens > schema::kMostInt32 / p.top_k) {
+    invalid_argument("save_gate_up: requires tokens * top_k <= 2^31 - 1 (got ", p.tokens, " * ", p.top_k, ")");
+  }
+}
+
 /// What belongs to the other pass.
 void validate_pass(const MoeProblem& p) {
   if (p.pass == MoePass::moe) {
@@ -136,6 +150,7 @@ void validate(const MoeProblem& p) {
   refuse_transposed(p.gate_up_transposed, "gate_up", "hidden");
   refuse_transposed(p.down_transposed, "down", "intermediate");
   validate_pass(p);
+  validate_saved(p);
   validate_gradients(p);
 }
 
@@ -146,7 +161,8 @@ double flops(const MoeProblem& p) {
   const double down = 2.0 * parts * hidden * static_cast<double>(p.intermediate);
   if (p.pass == MoePass::moe) return gate_up + down;
   const bool more = p.dx || p.dgate_up || p.dgate_up_bias || p.dtopk_weights;  // than what the second weights are
-  return gate_up * (1.0 + (p.dx || (p.dtopk_weights && p.weight_on_input) ? 1.0 : 0.0) + (p.dgate_up ? 1.0 : 0.0)) +
+  return gate_up * ((p.save_gate_up ? 0.0 : 1.0) + (p.dx || (p.dtopk_weights && p.weight_on_input) ? 1.0 : 0.0) +
+                    (p.dgate_up ? 1.0 : 0.0)) +
          down * ((more ? 1.0 : 0.0) + (p.ddown ? 1.0 : 0.0));
 }
 
@@ -157,7 +173,8 @@ double bytes_moved(const MoeProblem& p) {
   const double gate_up = static_cast<double>(gate_up_rows(p)) * hidden * size_in_bytes(weight_dtype(p));
   const double down = static_cast<double>(p.intermediate) * hidden * size_in_bytes(weight_dtype(p));
   const double rows = tokens * hidden * (size_in_bytes(p.dtype) + size_in_bytes(p.out_dtype));
-  const double forward = rows + used * (gate_up + down);
+  const double saved = p.save_gate_up ? static_cast<double>(pairs_of(p)) * static_cast<double>(gate_up_rows(p)) : 0.0;
+  const double forward = rows + used * (gate_up + down) + saved * size_in_bytes(p.dtype);
   if (p.pass == MoePass::moe) return forward;
   return forward + (p.dx ? tokens * hidden * size_in_bytes(p.dtype) : 0.0) +
          experts * ((p.dgate_up ? gate_up : 0.0) + (p.ddown ? down : 0.0));
@@ -180,7 +197,7 @@ FeatureSet required_features(const MoeProblem& p) {
   [[maybe_unused]] const auto& [pass, dtype, out_dtype, ids_dtype, weights_dtype, device, x_format, w_format, h_format,
                                 tokens, hidden, intermediate, num_experts, top_k, first_expert, gate, activation, alpha,
                                 clamp, limit, gate_up_bias, down_bias, norm, norm_epsilon, weight_on_input,
-                                batch_invariant, gate_up_transposed, down_transposed, dx, dgate_up, ddown,
+                                batch_invariant, save_gate_up, gate_up_transposed, down_transposed, dx, dgate_up, ddown,
                                 dtopk_weights, dgate_up_bias, ddown_bias, dgate_up_transposed, ddown_transposed,
                                 unaligned] = p;
   const bool backward = pass == MoePass::moe_backward;
@@ -205,6 +222,7 @@ FeatureSet required_features(const MoeProblem& p) {
   need(Feature::transposed,
        gate_up_transposed || down_transposed || (backward && (dgate_up_transposed || ddown_transposed)));
   need(Feature::batch_invariant, batch_invariant);
+  need(Feature::save_gate_up, save_gate_up);
   need(Feature::dx, backward && dx);
   need(Feature::dtopk_weights, backward && dtopk_weights);
   need(Feature::dweights, backward && (dgate_up || ddown));

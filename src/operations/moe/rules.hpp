@@ -19,6 +19,9 @@ namespace tilewise::operations::moe {
   return p.gate == MoeGate::none ? p.intermediate : 2 * p.intermediate;
 }
 
+/// Rows of gate_up_out: tokens that an expert has, of every expert.
+[[nodiscard]] constexpr std::int64_t pairs_of(const MoeProblem& p) { return p.tokens * p.top_k; }
+
 /// What a clamp is at in problem text that does not say: gpt-oss's.
 inline constexpr double kDefaultLimit = 7.0;
 

@@ -36,6 +36,7 @@ inline constexpr Dimension kHidden{.name = "hidden", .size = &P::hidden};
 inline constexpr Dimension kIntermediate{.name = "intermediate", .size = &P::intermediate};
 inline constexpr Dimension kExperts{.name = "num_experts", .size = &P::num_experts, .index = "expert"};
 inline constexpr Dimension kTopK{.name = "top_k", .size = &P::top_k, .index = "j"};
+inline constexpr Dimension kPairs{.name = "tokens * top_k", .index = "row", .follows = pairs_of};
 /// Of gate_up, one of the two.
 inline constexpr Dimension kGateAndUp{
     .name = "2 * intermediate", .index = "row", .follows = gate_up_rows, .exists = [](const P& p) {
@@ -74,6 +75,7 @@ inline constexpr auto kVector = schema::kind<member, MoeVector::f32, MoeVector::
 
 [[nodiscard]] constexpr bool has_quantised_weights(const P& p) { return p.w_format.defined(); }
 [[nodiscard]] constexpr bool has_global_scales(const P& p) { return p.w_format.global; }
+[[nodiscard]] constexpr bool saves_gate_up(const P& p) { return p.save_gate_up; }
 /// By default.
 [[nodiscard]] constexpr bool wants_weight_gradients(const P& p) {
   return p.pass == MoePass::moe || !p.w_format.defined();
@@ -109,6 +111,7 @@ inline constexpr auto kSchema = schema::operation<&P::pass, Forward, Backward>(
         field("norm_epsilon", &P::norm_epsilon).from(&Forward::norm_epsilon),
         field("weight_on_input", &P::weight_on_input).from(&Forward::weight_on_input, &Backward::weight_on_input),
         field("batch_invariant", &P::batch_invariant).from(&Forward::batch_invariant, &Backward::batch_invariant),
+        field("save_gate_up", &P::save_gate_up).from(&Forward::save_gate_up, &Backward::save_gate_up),
         field("gate_up_transposed", &P::gate_up_transposed),
         field("down_transposed", &P::down_transposed),
         field("dx", &P::dx),
@@ -221,6 +224,16 @@ inline constexpr auto kSchema = schema::operation<&P::pass, Forward, Backward>(
                      .types = schema::kElements<P>,
                      .dtype = &P::out_dtype},
                     &Forward::out),
+        argument<P>({.name = "gate_up_out",
+                     .access = Access::write,
+                     .read_later = true,
+                     .rows = true,
+                     .dimensions = kOf<kPairs, kGateAndUp, kUpAlone>,
+                     .types = {schema::kOwn<P>},
+                     .needed = saves_gate_up,
+                     .needed_by = "save_gate_up",
+                     .summary = "sums of the first product, for a backward pass"},
+                    &Forward::gate_up_out, &Backward::gate_up_out),
         argument<P>({.name = "dx",
                      .access = Access::write,
                      .optional = true,

@@ -73,6 +73,30 @@ TEST(MoeC, HasGradients) {
   for (std::int64_t i = 0; i < dx.numel(); ++i) EXPECT_NEAR(element(dx, i), element(b.dx, i), 1e-5);
 }
 
+TEST(MoeC, SavesSumsForGradients) {
+  SmallMoe call;
+  moe_backward(call.backward);
+  const TensorView dx = call.tensor({SmallMoe::kTokens, SmallMoe::kHidden}, DType::f32);
+  Tensors c;
+  tilewise_moe_options options;
+  tilewise_moe_options_init(&options, sizeof options);
+  options.save_gate_up = 1;
+  tilewise_moe_tensors forward = tensors_of(c, call.forward);
+  EXPECT_NE(tilewise_moe(&forward, &options), TILEWISE_OK);
+  EXPECT_STREQ(tilewise_last_error(), "gate_up_out: must be given with save_gate_up=1 (got none)");
+  forward.gate_up_out = c(call.gate_up_out);
+  ASSERT_EQ(tilewise_moe(&forward, &options), TILEWISE_OK) << tilewise_last_error();
+  const MoeBackwardArguments& b = call.backward;
+  tilewise_moe_backward_tensors tensors{};
+  tensors.dout = c(b.dout);
+  tensors.x = c(b.x), tensors.topk_ids = c(b.topk_ids), tensors.topk_weights = c(b.topk_weights);
+  tensors.gate_up = c(b.gate_up), tensors.down = c(b.down);
+  tensors.gate_up_bias = c(b.gate_up_bias), tensors.down_bias = c(b.down_bias);
+  tensors.gate_up_out = c(call.gate_up_out), tensors.dx = c(dx);
+  ASSERT_EQ(tilewise_moe_backward(&tensors, &options), TILEWISE_OK) << tilewise_last_error();
+  for (std::int64_t i = 0; i < dx.numel(); ++i) EXPECT_NEAR(element(dx, i), element(b.dx, i), 1e-5);
+}
+
 TEST(MoeC, NamesWhatIsWrong) {
   SmallMoe call;
   Tensors c;

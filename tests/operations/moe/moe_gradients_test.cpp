@@ -1,6 +1,7 @@
 // Gradients of experts against differences of the forward pass in f64, with every activation and layout.
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "moe_support.hpp"
 
@@ -61,6 +62,33 @@ TEST_P(MoeGradients, AreTheDifferences) {
     expect_differences(b.down, b.ddown, row + ": ddown");
     expect_differences(b.gate_up_bias, b.dgate_up_bias, row + ": dgate_up_bias");
     expect_differences(b.down_bias, b.ddown_bias, row + ": ddown_bias");
+  }
+}
+
+/// They stand by expert, gates first, and 0 behind the last expert's.
+TEST_P(MoeGradients, AreThoseOfSavedSums) {
+  const MoeBackwardArguments& b = call_.backward;
+  moe_backward(b, {"reference"});
+  std::vector<double> expected;
+  const auto for_each_gradient = [&](const auto& visit) {
+    for (const TensorView& gradient : {b.dx, b.dtopk_weights, b.dgate_up, b.ddown, b.dgate_up_bias, b.ddown_bias})
+      for (std::int64_t i = 0; i < gradient.numel(); ++i) visit(gradient, i);
+  };
+  for_each_gradient([&](const TensorView& gradient, std::int64_t i) { expected.push_back(element(gradient, i)); });
+  call_.save_gate_up();
+  for (const std::string& forward : test::rows_for(describe(call_.forward))) {
+    for (std::int64_t i = 0; i < call_.gate_up_out.numel(); ++i) test::set_element(call_.gate_up_out, i, 7.0);
+    moe(call_.forward, {forward});
+    const std::int64_t columns = call_.gate_up_out.shape[1], last = SmallMoe::kTokens * SmallMoe::kTopK - 1;
+    for (std::int64_t i = 0; i < columns; ++i) EXPECT_EQ(element(call_.gate_up_out, last * columns + i), 0.0);
+    for (const std::string& row : test::rows_for(describe(b))) {
+      for_each_gradient([](const TensorView& gradient, std::int64_t i) { test::set_element(gradient, i, 7.0); });
+      moe_backward(b, {row});
+      std::size_t next = 0;
+      for_each_gradient([&](const TensorView& gradient, std::int64_t i) {
+        EXPECT_NEAR(element(gradient, i), expected[next++], 1e-9) << forward << ", " << row;
+      });
+    }
   }
 }
 

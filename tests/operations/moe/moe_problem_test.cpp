@@ -19,6 +19,7 @@ TEST(MoeText, PrintsWhatIsNotTheDefault) {
         "moe w_format=mxfp4 dtype=bf16" + kSizes +
             " gate=interleaved activation=swiglu_oai clamp=before gate_up_bias=bf16 down_bias=bf16",
         "moe w_format=fp8_128x128 x_format=fp8_1x128 h_format=fp8_1x128" + kSizes + " first_expert=64",
+        "moe_backward dtype=bf16" + kSizes + " save_gate_up=1 dx=0",
         "moe dtype=f64" + kSizes + " gate=none activation=relu_squared norm=f64 norm_epsilon=1e-05",
         "moe ids_dtype=i64 weights_dtype=bf16" + kSizes +
             " clamp=after limit=10 weight_on_input=1 batch_invariant=1 gate_up_transposed=1 down_transposed=1"}) {
@@ -98,7 +99,13 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     Passes, BadMoeText,
-    testing::Values(BadText{"moe dx=0" + kSizes, "dx: belongs to moe_backward (got it in moe)"},
+    testing::Values(BadText{"moe w_format=mxfp8 h_format=mxfp8 save_gate_up=1" + kSizes,
+                            "save_gate_up: excludes h_format=mxfp8, which has no gradients (got both)"},
+                    BadText{"moe norm=f32 save_gate_up=1" + kSizes,
+                            "save_gate_up: excludes norm_weight, which has no gradients (got both)"},
+                    BadText{"moe save_gate_up=1 tokens=2000000000 hidden=8 intermediate=16 num_experts=3 top_k=2",
+                            "save_gate_up: requires tokens * top_k <= 2^31 - 1 (got 2000000000 * 2)"},
+                    BadText{"moe dx=0" + kSizes, "dx: belongs to moe_backward (got it in moe)"},
                     BadText{"moe down_bias=f32 ddown_bias=1" + kSizes,
                             "ddown_bias: belongs to moe_backward (got it in moe)"},
                     BadText{"moe_backward norm=f32" + kSizes, "norm_weight: belongs to moe (got it in moe_backward)"},
@@ -136,6 +143,7 @@ TEST(MoeFeatures, EachFieldAsksForItsOwn) {
   EXPECT_EQ(asked("moe_backward dx=0 dtopk_weights=0 ddown=0"), "backward, f32, dweights");
   EXPECT_EQ(asked("moe_backward down_bias=f32 ddown_bias=1"),
             "backward, f32, bias, dx, dtopk_weights, dweights, dbias");
+  EXPECT_EQ(asked("moe_backward save_gate_up=1 ddown=0"), "backward, f32, save_gate_up, dx, dtopk_weights, dweights");
   EXPECT_EQ(asked("moe dtype=bf16 out_dtype=f32"), "forward, bf16, out_dtype");
   EXPECT_EQ(asked("moe w_format=mxfp4 dtype=bf16"), "forward, bf16, mxfp4");
   EXPECT_EQ(asked("moe w_format=fp8_128x128_e8m0 x_format=fp8_1x128 h_format=mxfp8"),

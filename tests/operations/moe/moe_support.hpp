@@ -35,6 +35,7 @@ class SmallMoe {
     forward.down_bias = drawn({kExperts, kHidden}, dtype);
     forward.out = tensor({kTokens, kHidden}, dtype);
     forward.gate = gate;
+    gate_up_out = tensor({kTokens * kTopK, rows}, dtype);
     backward.dout = drawn({kTokens, kHidden}, dtype);
     share_inputs();
     backward.dx = tensor({kTokens, kHidden}, dtype);
@@ -72,8 +73,15 @@ class SmallMoe {
     backward.gate = forward.gate;
   }
 
+  /// Has both passes share the first product's sums.
+  void save_gate_up() {
+    forward.save_gate_up = backward.save_gate_up = true;
+    forward.gate_up_out = backward.gate_up_out = gate_up_out;
+  }
+
   MoeArguments forward;
   MoeBackwardArguments backward;
+  TensorView gate_up_out;
 
  private:
   std::deque<std::vector<double>> memory_;

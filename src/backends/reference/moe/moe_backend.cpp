@@ -57,6 +57,7 @@ class MoeImplementation final : public operations::moe::Implementation {
             first_expert,
             transposed,
             batch_invariant,
+            save_gate_up,
             dx,
             dtopk_weights,
             dweights,

@@ -2,6 +2,7 @@
 // again.
 #include "backends/reference/moe/reference_moe.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -36,25 +37,50 @@ std::int64_t up_row(const MoeParams& p, std::int64_t i) {
   return p.gate_layout == GateLayout::interleaved ? 2 * i + 1 : intermediate(p) + i;
 }
 
+/// The row of gate_up whose sum gate_up_out has in a column.
+std::int64_t row_of(const MoeParams& p, std::int64_t column) {
+  if (p.gate_layout == GateLayout::none || column >= intermediate(p))
+    return up_row(p, p.gate_layout == GateLayout::none ? column : column - intermediate(p));
+  return gate_row(p, column);
+}
+
+/// Rows of gate_up_out by pair, of a call that has one.
+class SavedRows {
+ public:
+  explicit SavedRows(const MoeParams& p) : top_k_(p.topk_ids.columns) {
+    if (p.gate_up_out.data != nullptr) rows_ = saved_rows(p);
+  }
+  [[nodiscard]] std::int64_t of(std::int64_t token, std::int64_t j) const {
+    return rows_.empty() ? kNobody : rows_[static_cast<std::size_t>(token * top_k_ + j)];
+  }
+
+ private:
+  std::int64_t top_k_;
+  std::vector<std::int64_t> rows_;
+};
+
 /// One token at one expert.
 template <typename Real>
 struct Part {
   Real input_weight = 1, output_weight = 1;
+  std::vector<Real> sums;      ///< of the first product, before weight and bias: gates, then ups
   std::vector<Gated<Real>> h;  ///< intermediate values; by_gate is 0 where there is no gate
   std::vector<Real> z;         ///< down h + b''
 
-  Part(const MoeParams& p, std::int64_t token, std::int64_t j, std::int64_t expert) {
+  /// saved: the row of gate_up_out that holds the sums; kNobody: they are made.
+  Part(const MoeParams& p, std::int64_t token, std::int64_t j, std::int64_t expert, std::int64_t saved) {
     (p.weight_on_input ? input_weight : output_weight) = load(p.topk_weights, token, j);
-    const auto product = [&](std::int64_t row) {
-      Real sum = 0;
-      for (std::int64_t k = 0; k < p.x.columns; ++k)
-        sum += Real{load(p.x, p.x_scales, token, k)} * Real{load(p.gate_up, expert, row, k)};
-      return input_weight * sum + load(p.gate_up_bias, expert, row);
+    const bool has_gate = p.gate_layout != GateLayout::none;
+    for (std::int64_t column = 0; column < p.gate_up.rows; ++column)
+      sums.push_back(saved == kNobody ? product(p, token, expert, row_of(p, column))
+                                      : load(p.gate_up_out, saved, column));
+    const auto activated = [&](std::int64_t column) {
+      return input_weight * sums[static_cast<std::size_t>(column)] + load(p.gate_up_bias, expert, row_of(p, column));
     };
     for (std::int64_t i = 0; i < intermediate(p); ++i) {
-      const Real up = product(up_row(p, i));
-      if (p.gate_layout != GateLayout::none) {
-        h.push_back(gated(p.activation, product(gate_row(p, i)), up));
+      const Real up = activated(has_gate ? intermediate(p) + i : i);
+      if (has_gate) {
+        h.push_back(gated(p.activation, activated(i), up));
       } else {
         const Slope<Real> active = clamped(p.activation, up);
         h.push_back({active.value, 0, active.derivative});
@@ -71,6 +97,13 @@ struct Part {
   }
 
  private:
+  static Real product(const MoeParams& p, std::int64_t token, std::int64_t expert, std::int64_t row) {
+    Real sum = 0;
+    for (std::int64_t k = 0; k < p.x.columns; ++k)
+      sum += Real{load(p.x, p.x_scales, token, k)} * Real{load(p.gate_up, expert, row, k)};
+    return sum;
+  }
+
   void quantize_h(const BlockFormat& format) {
     std::vector<float> values;
     for (const Gated<Real>& one : h) values.push_back(static_cast<float>(one.value));
@@ -98,14 +131,25 @@ struct Part {
   }
 };
 
+/// Rows behind the last expert's.
+void clear_saved_rows(const MoeParams& p, const std::vector<std::int64_t>& rows) {
+  const auto of_somebody = std::ranges::count_if(rows, [](std::int64_t row) { return row != kNobody; });
+  for (std::int64_t row = of_somebody; row < p.gate_up_out.rows; ++row)
+    for (std::int64_t column = 0; column < p.gate_up_out.columns; ++column) store(p.gate_up_out, row, column, 0.0);
+}
+
 template <typename Real>
 void forward(const MoeParams& p) {
+  const SavedRows rows(p);
+  if (p.gate_up_out.data != nullptr) clear_saved_rows(p, saved_rows(p));
   core::parallel_for(p.x.rows, [&](std::int64_t token, int) {
     std::vector<Real> sum(static_cast<std::size_t>(p.down.rows));
     for (std::int64_t j = 0; j < p.topk_ids.columns; ++j) {
       const std::int64_t expert = expert_of(p, token, j);
       if (expert == kNobody) continue;
-      const Part<Real> part(p, token, j, expert);
+      const Part<Real> part(p, token, j, expert, kNobody);
+      for (std::size_t i = 0; i < part.sums.size() && p.gate_up_out.data != nullptr; ++i)
+        store(p.gate_up_out, rows.of(token, j), static_cast<std::int64_t>(i), static_cast<double>(part.sums[i]));
       for (std::size_t n = 0; n < sum.size(); ++n) sum[n] += part.output_weight * part.z[n];
     }
     for (std::size_t n = 0; n < sum.size(); ++n)
@@ -117,6 +161,7 @@ void forward(const MoeParams& p) {
 template <typename Real>
 struct PartGradients {
   std::vector<Real> dz, dh, products;  ///< products: of rows of gate_up, without the bias
+  Real of_sums = 0;                    ///< products times the sums: the gradient of a weight on the input
 
   PartGradients(const MoeParams& p, std::int64_t token, std::int64_t expert, const Part<Real>& part)
       : dh(part.h.size()), products(static_cast<std::size_t>(p.gate_up.rows)) {
@@ -130,18 +175,20 @@ struct PartGradients {
       if (p.gate_layout != GateLayout::none)
         products[static_cast<std::size_t>(gate_row(p, column))] = dh[i] * part.h[i].by_gate;
     }
+    for (std::size_t i = 0; i < products.size(); ++i)
+      of_sums += products[static_cast<std::size_t>(row_of(p, static_cast<std::int64_t>(i)))] * part.sums[i];
   }
 };
 
 /// dx and dtopk_weights of one token.
 template <typename Real>
-void token_gradients(const MoeParams& p, std::int64_t token) {
+void token_gradients(const MoeParams& p, const SavedRows& rows, std::int64_t token) {
   std::vector<Real> dx(static_cast<std::size_t>(p.x.columns));
   for (std::int64_t j = 0; j < p.topk_ids.columns; ++j) {
     const std::int64_t expert = expert_of(p, token, j);
     Real dweight = 0;
     if (expert != kNobody) {
-      const Part<Real> part(p, token, j, expert);
+      const Part<Real> part(p, token, j, expert, rows.of(token, j));
       const PartGradients<Real> d(p, token, expert, part);
       for (std::size_t n = 0; n < part.z.size() && !p.weight_on_input; ++n)
         dweight += part.z[n] * Real{load(p.dout, token, static_cast<std::int64_t>(n))};
@@ -151,8 +198,8 @@ void token_gradients(const MoeParams& p, std::int64_t token) {
         for (std::size_t r = 0; r < d.products.size(); ++r)
           dinput += d.products[r] * Real{load(p.gate_up, expert, static_cast<std::int64_t>(r), column)};
         dx[k] += part.input_weight * dinput;
-        if (p.weight_on_input) dweight += dinput * Real{load(p.x, p.x_scales, token, column)};
       }
+      if (p.weight_on_input) dweight = d.of_sums;
     }
     if (p.dtopk_weights.data != nullptr) store(p.dtopk_weights, token, j, static_cast<double>(dweight));
   }
@@ -171,8 +218,8 @@ class ExpertGradients {
         gate_up_bias_(static_cast<std::size_t>(p.gate_up.rows)),
         down_bias_(static_cast<std::size_t>(p.down.rows)) {}
 
-  void add(std::int64_t token, std::int64_t j, std::int64_t expert) {
-    const Part<Real> part(p_, token, j, expert);
+  void add(std::int64_t token, std::int64_t j, std::int64_t expert, std::int64_t saved) {
+    const Part<Real> part(p_, token, j, expert, saved);
     const PartGradients<Real> d(p_, token, expert, part);
     const std::size_t columns = static_cast<std::size_t>(p_.x.columns);
     for (std::size_t r = 0; r < gate_up_bias_.size(); ++r) {
@@ -210,12 +257,13 @@ class ExpertGradients {
 
 template <typename Real>
 void backward(const MoeParams& p) {
-  core::parallel_for(p.x.rows, [&](std::int64_t token, int) { token_gradients<Real>(p, token); });
+  const SavedRows rows(p);
+  core::parallel_for(p.x.rows, [&](std::int64_t token, int) { token_gradients<Real>(p, rows, token); });
   core::parallel_for(p.gate_up.num_experts, [&](std::int64_t expert, int) {
     ExpertGradients<Real> sums(p);
     for (std::int64_t token = 0; token < p.x.rows; ++token) {
       for (std::int64_t j = 0; j < p.topk_ids.columns; ++j) {
-        if (expert_of(p, token, j) == expert) sums.add(token, j, expert);
+        if (expert_of(p, token, j) == expert) sums.add(token, j, expert, rows.of(token, j));
       }
     }
     sums.store_to(expert);
@@ -223,6 +271,20 @@ void backward(const MoeParams& p) {
 }
 
 }  // namespace
+
+std::vector<std::int64_t> saved_rows(const MoeParams& p) {
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(p.topk_ids.rows * p.topk_ids.columns), kNobody);
+  std::vector<std::vector<std::size_t>> pairs(static_cast<std::size_t>(p.gate_up.num_experts));
+  for (std::size_t pair = 0; pair < rows.size(); ++pair) {
+    const auto place = static_cast<std::int64_t>(pair);
+    const std::int64_t expert = expert_of(p, place / p.topk_ids.columns, place % p.topk_ids.columns);
+    if (expert != kNobody) pairs[static_cast<std::size_t>(expert)].push_back(pair);
+  }
+  std::int64_t row = 0;
+  for (const std::vector<std::size_t>& of_expert : pairs)
+    for (const std::size_t pair : of_expert) rows[pair] = row++;
+  return rows;
+}
 
 void moe_forward(const MoeParams& p) {
   return p.out.dtype == DType::f64 ? forward<long double>(p) : forward<double>(p);

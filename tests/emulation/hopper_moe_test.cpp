@@ -49,8 +49,9 @@ struct LayerProblem : Problem<kSameLayer<L>> {
   std::string gather(std::uint64_t seed) {
     constexpr MoeGatherConfig kGather{2};
     const MoeDecodeParams p = this->params();
-    const MoeGatherParams own{p.shape,           p.topk_weights, p.sorted, p.x, {gathered.data(), this->size.hidden},
-                              row_weights.data()};
+    MoeGatherParams own{};
+    own.shape = p.shape, own.topk_weights = p.topk_weights, own.sorted = p.sorted, own.x = p.x;
+    own.rows = {gathered.data(), this->size.hidden}, own.row_weights = row_weights.data();
     backends::emulation::GlobalMemory memory;
     this->add(memory, "topk_weights", gpu::Access::read, this->weights, true);
     this->add(memory, "places", gpu::Access::read, this->rows, true);

@@ -105,6 +105,26 @@ TEST(EmulatedMoe, WantedGradients) {
     check("rows gathered", options + sizes, "moe_backward");
 }
 
+/// Sums that the forward pass leaves, ragged rows and edges of both matrices, and gradients from sums.
+void check_saved(const std::string& text) {
+  check("sums saved", concat(text, " save_gate_up=1"));
+  check("slopes of saved sums", concat(text, " save_gate_up=1"), "moe_backward");
+}
+
+TEST(EmulatedMoe, SavedSums) {
+  check_saved(
+      "dtype=bf16 tokens=70 hidden=72 intermediate=72 num_experts=3 top_k=2 gate=interleaved gate_up_bias=bf16");
+  check_saved("dtype=f16 tokens=9 hidden=40 intermediate=600 num_experts=40 top_k=3 first_expert=8 gate=none");
+}
+
+TEST(EmulatedMoe, SavedSumsOfEveryOptionByNight) {
+  for (const char* options :
+       {"tokens=300 ids_dtype=i64", "tokens=70 gate=interleaved activation=swiglu_oai clamp=before down_bias=f32",
+        "tokens=40 gate=none activation=relu_squared clamp=after gate_up_bias=f32",
+        "tokens=40 activation=gelu weight_on_input=1 gate_up_bias=f32 weights_dtype=f16"})
+    check_saved(concat(options, " dtype=bf16 hidden=136 intermediate=40 num_experts=2 top_k=2"));
+}
+
 TEST(EmulatedMoe, WithoutTokens) { check("", "dtype=bf16 tokens=0 hidden=72 intermediate=40 num_experts=3 top_k=2"); }
 
 std::string reason_of(const std::string& text) {

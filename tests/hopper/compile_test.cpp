@@ -36,7 +36,8 @@ TEST_F(HopperCompiled, ParametersLieAsTheHostSays) {
              layout_of<BwdPreprocess>(), layout_of<Gemm>(), layout_of<ScaledGemm>(), layout_of<GroupedGemm>(),
              layout_of<GemmPrepare>(), layout_of<MoeScaledProduct>(), layout_of<MoeCombine>(), layout_of<MoeSort>(),
              layout_of<MoeGather>(), layout_of<MoeLayer>(), layout_of<MoeDecode>(), layout_of<MoeSlopes>(),
-             layout_of<MoeDweights>(), layout_of<MoeDw>(), "extern \"C\" __global__ void layout() {}\n");
+             layout_of<MoeSavedSlopes>(), layout_of<MoeDweights>(), layout_of<MoeDw>(),
+             "extern \"C\" __global__ void layout() {}\n");
   EXPECT_EQ(jit::find_or_compile(target_, {text, "layout", {}})->symbol, "layout");
 }
 

@@ -1,4 +1,5 @@
 // What becomes of expert layers: launches, their workspace and tensor maps, estimates, and reasons for what is refused.
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -42,6 +43,20 @@ TEST(HopperMoeLowering, TakesMoreLaunchesOfMoreTokens) {
   EXPECT_EQ(layer.cluster, gpu::Extent3{2});
   EXPECT_EQ(layer.grid, gpu::Extent3{132});
   EXPECT_TRUE(layer.programmatic);
+}
+
+/// By tiles of many rows, however few there are.
+TEST(HopperMoeLowering, SavesSumsOfTheFirstProduct) {
+  const gpu::Lowering few = lowered_layer(concat(kQwen, "tokens=1 save_gate_up=1"));
+  EXPECT_EQ(kernels_of(few), "moe_sort moe_gather moe_layer ");
+  const gpu::TensorMapParameter& ups = few.launches().back()->tensor_maps[5];
+  EXPECT_EQ(ups.param_offset, offsetof(device::MoeLayerParams, sums_map) + sizeof(device::TensorMap));
+  EXPECT_EQ(ups.map.box[0], 32U);
+  EXPECT_EQ(lower(moe_problem(concat(kQwen, "tokens=64 w_format=mxfp4 save_gate_up=1")), h200()).refusal,
+            "w_format must be none with save_gate_up (got mxfp4)");
+  EXPECT_EQ(
+      lower(moe_problem("tokens=1 hidden=0 intermediate=64 num_experts=2 top_k=1 save_gate_up=1"), h200()).refusal,
+      "hidden must be > 0 with save_gate_up (got 0)");
 }
 
 TEST(HopperMoeLowering, WidensQuantisedWeightsOfFewTokens) {
@@ -119,6 +134,11 @@ TEST(HopperMoeLowering, HasAProductForEachGradient) {
   EXPECT_EQ(kernels("dx=0 dgate_up=0 ddown=0 dtopk_weights=0 gate_up_bias=bf16 down_bias=bf16 dgate_up_bias=1 "
                     "ddown_bias=1"),
             first + "expert_dbias expert_dbias ");
+
+  const std::string saved = "moe_sort moe_sort moe_gather_dout moe_dh moe_saved_slopes ";
+  EXPECT_EQ(kernels("save_gate_up=1 dgate_up=0"), saved + "moe_dx moe_sum moe_dw moe_dweights ");
+  EXPECT_EQ(kernels("save_gate_up=1 dx=0 ddown=0 dtopk_weights=0"),
+            "moe_sort moe_sort moe_gather moe_gather_dout moe_dh moe_saved_slopes moe_dw ");
 
   // h's gradient and h share a part.
   const gpu::Lowering all = lowered_layer(concat(kQwen, "tokens=4096"), "moe_backward");

@@ -191,6 +191,7 @@ inline std::vector<std::string> expert_problems(Registers registers) {
             "dtype=bf16 tokens=256" + wide,
             "dtype=bf16 tokens=16384" + wide,
             "dtype=bf16 tokens=16384" + gpt_oss,
+            "dtype=bf16 tokens=16384 save_gate_up=1" + gpt_oss,
             "dtype=bf16 tokens=1 w_format=mxfp4" + gpt_oss,
             "dtype=bf16 tokens=64 w_format=nvfp4" + qwen,
             fp8 + " tokens=16384" + wide};
@@ -210,9 +211,10 @@ inline std::vector<std::string> expert_problems(Registers registers) {
 inline std::vector<std::string> expert_backward_problems(Registers registers) {
   const std::string qwen = " tokens=4096 hidden=2048 intermediate=768 num_experts=128 top_k=8",
                     mixtral = " tokens=4096 hidden=4096 intermediate=14336 num_experts=8 top_k=2";
-  if (registers == Registers::sampled) return {"dtype=bf16" + qwen};
+  if (registers == Registers::sampled) return {"dtype=bf16" + qwen, "dtype=bf16 save_gate_up=1" + qwen};
   return {"dtype=f16 gate=interleaved activation=swiglu_oai clamp=before gate_up_bias=bf16 down_bias=bf16" + qwen,
-          "dtype=bf16 gate=none activation=gelu weight_on_input=1" + mixtral};
+          "dtype=bf16 gate=none activation=gelu weight_on_input=1" + mixtral,
+          "dtype=bf16 save_gate_up=1 weight_on_input=1 gate_up_bias=bf16" + mixtral};
 }
 
 /// Each tile, and what options add.

@@ -245,6 +245,11 @@ class ComparedCall {
 
 class LaunchJsonOf : public testing::TestWithParam<const verify::Verifier*> {};
 
+/// What few random problems are that any kernel takes.
+constexpr const char* kRarelyDrawn[] = {
+    "moe dtype=bf16 tokens=20 hidden=64 intermediate=64 num_experts=4 top_k=2 save_gate_up=1",
+    "moe_backward dtype=bf16 tokens=20 hidden=64 intermediate=64 num_experts=4 top_k=2 save_gate_up=1"};
+
 TEST_P(LaunchJsonOf, IsWhatTheLibraryBinds) {
   const verify::Verifier& verifier = *GetParam();
   const std::vector<Row> rows = rows_of(verifier.operation());
@@ -255,10 +260,16 @@ TEST_P(LaunchJsonOf, IsWhatTheLibraryBinds) {
   for (const Row& row : rows) limits.features |= row.implementation->supported_features();
   constexpr std::uint64_t kFewest = 60, kMost = 1000;
   core::FeatureBits seen = 0;
-  for (std::uint64_t seed = 0; seed < kMost && (seed < kFewest || seen != limits.features); ++seed) {
-    const AnyProblem problem = verifier.random_problem(seed, limits);
+  const auto compare = [&](const AnyProblem& problem, std::uint64_t seed) {
     const std::unique_ptr<const verify::DrawnCall> call = verifier.draw(problem, seed, verify::Values::ordinary);
     seen |= ComparedCall(*call).compare(rows);
+  };
+  for (const char* text : kRarelyDrawn) {
+    const AnyProblem problem = parse_problem(text);
+    if (problem.operation().name() == verifier.operation().name()) compare(problem, 0);
+  }
+  for (std::uint64_t seed = 0; seed < kMost && (seed < kFewest || seen != limits.features); ++seed) {
+    compare(verifier.random_problem(seed, limits), seed);
     if (HasFailure()) return;
   }
   EXPECT_EQ(core::features_text(limits.features & ~seen, verifier.operation().feature_names()), "");

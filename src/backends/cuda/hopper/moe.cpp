@@ -56,6 +56,7 @@ const HeldIds* held_ids_of(const MoeProblem& p) {
 
 Way way_of(const MoeProblem& p) {
   if (p.x_format.defined()) return Way::scaled;
+  if (p.save_gate_up) return Way::gathered;
   if (held_ids_of(p) != nullptr) return Way::held;
   return p.tokens * p.top_k <= kManyRows * p.num_experts ? Way::sorted : Way::gathered;
 }
@@ -110,6 +111,9 @@ std::string refusal_of(const MoeProblem& p) {
   if (p.tokens > kMostPairs / p.top_k) {
     return concat("tokens * top_k must be <= 2^28 (got ", p.tokens, " * ", p.top_k, ")");
   }
+  if (p.save_gate_up && quantised)
+    return concat("w_format must be none with save_gate_up (got ", to_string(p.w_format), ")");
+  if (p.save_gate_up && p.hidden == 0) return "hidden must be > 0 with save_gate_up (got 0)";
   if (quantised && way_of(p) == Way::gathered) {
     return concat("tokens * top_k must be <= ", kManyRows, " * num_experts with w_format=", to_string(p.w_format),
                   " and without x_format (got ", p.tokens * p.top_k, ")");
@@ -207,7 +211,7 @@ class Lowerer : MoeLowerer {
     const Way way = way_of(p_);
     if (way != Way::held) add_moe_sort(builder_, p_);
     if (way == Way::gathered) {
-      add_moe_gather<MoeGather>(builder_, shape_, device_.multiprocessors);
+      add_moe_gather<MoeGather>(builder_, shape_, device_.multiprocessors, saved_columns());
       builder_.append_schedule("rows gathered");
       add_layer();
     } else if (way == Way::scaled) {
@@ -262,15 +266,20 @@ class Lowerer : MoeLowerer {
     builder_.append_schedule("parts summed");
   }
 
+  [[nodiscard]] std::int64_t saved_columns() const { return p_.save_gate_up ? operations::moe::gate_up_rows(p_) : 0; }
+
   void add_layer() {
-    const auto config = config_of<device::MoeLayerConfig>(p_);
+    auto config = config_of<device::MoeLayerConfig>(p_);
+    config.saves = p_.save_gate_up;
     device::MoeLayerParams params{};
     begin(params);
+    params.saved_columns = static_cast<std::int32_t>(saved_columns());
     const std::int64_t clusters = std::max(device_.multiprocessors / config.cluster, 1);
     gpu::Launch& launch = add_moe_step<MoeLayer>(builder_, config, clusters * config.cluster, params);
     launch.cluster.x = static_cast<std::uint32_t>(config.cluster);
     add_moe_maps(config, p_.dtype, launch);
     builder_.append_schedule(concat("tiles of 128 weights' rows by up to ", config.block_n, " of an expert's"));
+    if (p_.save_gate_up) builder_.append_schedule("sums saved");
   }
 
   void add_decode() {
@@ -339,9 +348,9 @@ class Lowerer : MoeLowerer {
 
 operations::moe::FeatureSet moe_features() {
   using enum operations::moe::Feature;
-  return {forward,         backward,     bf16,    f16,           x_quantised, h_quantised, fp8_1x128, fp8_128x128,
-          mxfp4,           nvfp4,        no_gate, interleaved,   activation,  swiglu_oai,  clamp,     bias,
-          weight_on_input, first_expert, dx,      dtopk_weights, dweights,    dbias};
+  return {forward,         backward,     bf16,         f16,         x_quantised,   h_quantised, fp8_1x128, fp8_128x128,
+          mxfp4,           nvfp4,        no_gate,      interleaved, activation,    swiglu_oai,  clamp,     bias,
+          weight_on_input, first_expert, save_gate_up, dx,          dtopk_weights, dweights,    dbias};
 }
 
 gpu::Outcome lower(const MoeProblem& problem, const core::DeviceDescription& device) {

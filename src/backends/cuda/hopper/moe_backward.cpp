@@ -1,5 +1,6 @@
 // Which kernels the backward pass of an expert layer takes: rows of x and of dout gathered by expert, dout times down,
-// the first product again with what follows from both, and then products that sum over weights' rows, or over experts'.
+// the first product again, or its saved sums, with what follows from both, and then products that sum over weights'
+// rows, or over experts'.
 #include "backends/cuda/hopper/moe_backward.hpp"
 
 #include <algorithm>
@@ -21,6 +22,7 @@ using core::ceil_div, core::concat;
 using operations::moe::gate_up_rows;
 
 constexpr std::int64_t kMostExperts = 256, kMostTiles = std::int64_t{1} << 30;
+constexpr std::int64_t kBlocksAtOnce = 8;  // of a multiprocessor
 
 std::string refusal_of(const MoeProblem& p) {
   if (p.w_format.defined()) {
@@ -45,15 +47,16 @@ class Lowerer : MoeLowerer {
   Lowerer(const MoeProblem& problem, const core::DeviceDescription& device)
       : MoeLowerer(problem, device),
         rows_(narrow(gate_up_rows(problem))),
-        terms_(narrow(ceil_div(rows_, device::MoeSlopesConfig::kBlockN))) {}
+        terms_(problem.save_gate_up ? 1 : narrow(ceil_div(rows_, device::MoeSlopesConfig::kBlockN))) {}
 
   gpu::Lowering lower() && {
     add_moe_sort(builder_, p_);
-    add_moe_gather<MoeGather>(builder_, shape_, device_.multiprocessors);
+    // Rows of x are multiplied by gate_up or by the gradient of their product.
+    if (!p_.save_gate_up || p_.dgate_up) add_moe_gather<MoeGather>(builder_, shape_, device_.multiprocessors);
     add_moe_gather<MoeGatherDout>(builder_, shape_, device_.multiprocessors);
     builder_.append_schedule("rows gathered");
     add_product<MoeProductOf::dout>(shape_.hidden, shape_.intermediate);
-    add_slopes();
+    p_.save_gate_up ? add_saved_slopes() : add_slopes();
     if (p_.dx) {
       add_product<MoeProductOf::products>(rows_, shape_.hidden);
       add_sum();
@@ -120,8 +123,20 @@ class Lowerer : MoeLowerer {
     builder_.append_schedule(concat("slopes by ", device::MoeSlopesConfig::kBlockN));
   }
 
+  void add_saved_slopes() {
+    device::MoeSavedSlopesConfig config;
+    set_activation(p_, config);
+    config.biases = p_.gate_up_bias != MoeVector::none;
+    config.type = element_type(p_.dtype), config.interleaved = p_.gate == MoeGate::interleaved;
+    device::MoeSavedSlopesParams params{};
+    params.shape = shape_, params.numbers = numbers_of(p_);
+    params.h.row_stride = shape_.intermediate, params.products.row_stride = rows_;
+    const std::int64_t blocks = ceil_div(shape_.pairs(), config.warps);
+    add_moe_step<MoeSavedSlopes>(builder_, config, std::min(blocks, kBlocksAtOnce * device_.multiprocessors), params);
+    builder_.append_schedule("slopes of saved sums");
+  }
+
   void add_dweights() {
-    constexpr std::int64_t kBlocksAtOnce = 8;  // of a multiprocessor
     device::MoeDweightsConfig config;
     config.type = element_type(p_.dtype);
     config.biased = p_.down_bias != MoeVector::none && !p_.weight_on_input;
@@ -151,7 +166,6 @@ class Lowerer : MoeLowerer {
   }
 
   void add_sum() {
-    constexpr std::int64_t kBlocksAtOnce = 8;
     device::MoeCombineConfig config;
     config.type = element_type(p_.dtype);
     device::MoeCombineParams params{};
@@ -185,7 +199,8 @@ class Lowerer : MoeLowerer {
         kOfPeak * kWgmma * 2.0 * device_.matrix_rate * device_.gigahertz * device_.multiprocessors * 1e3;
     const double pairs = static_cast<double>(shape_.pairs());
     const double wasted = kWasted * std::min(static_cast<double>(p_.num_experts), pairs);
-    const double columns = 4.0 * static_cast<double>(p_.hidden) + 2.0 * static_cast<double>(p_.intermediate);
+    const double columns = 4.0 * static_cast<double>(p_.hidden) + 2.0 * static_cast<double>(p_.intermediate) +
+                           (p_.save_gate_up ? static_cast<double>(rows_) : 0.0);
     const double products = operations::moe::flops(p_) / flops_a_us * (pairs + wasted) / pairs;
     return kStepUs * static_cast<double>(steps) + std::max(products, operations::moe::bytes_moved(p_) / bytes_a_us) +
            pairs * columns * kElementBytes / bytes_a_us;

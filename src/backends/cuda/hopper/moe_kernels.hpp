@@ -27,6 +27,7 @@ void for_each_pointer(const device::MoeScaledParams& p, const gpu::RegionVisitor
 void for_each_pointer(const device::MoeCombineParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::MoeDecodeParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::MoeSlopesParams& p, const gpu::RegionVisitor& visit);
+void for_each_pointer(const device::MoeSavedSlopesParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::MoeDweightsParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::MoeDwParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::ExpertDbiasParams& p, const gpu::RegionVisitor& visit);
@@ -46,6 +47,7 @@ void bind(const operations::moe::MoeParams& call, device::MoeScaledParams& param
 void bind(const operations::moe::MoeParams& call, device::MoeCombineParams& params);
 void bind(const operations::moe::MoeParams& call, device::MoeDecodeParams& params);
 void bind(const operations::moe::MoeParams& call, device::MoeSlopesParams& params);
+void bind(const operations::moe::MoeParams& call, device::MoeSavedSlopesParams& params);
 void bind(const operations::moe::MoeParams& call, device::MoeDweightsParams& params);
 void bind(const operations::moe::MoeParams& call, device::MoeDwParams& params);
 void bind_dout(const operations::moe::MoeParams& call, device::MoeGatherParams& params);
@@ -113,6 +115,13 @@ struct MoeSlopes : MoeKernel<device::MoeSlopesConfig, device::MoeSlopesParams> {
   static constexpr std::string_view kName = "moe_slopes", kHeader = "device/moe/sm90/backward/slopes.h",
                                     kKernel = "Sm90MoeSlopes", kConfig = "MoeSlopesConfig", kParams = "MoeSlopesParams";
   static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
+};
+
+struct MoeSavedSlopes : MoeKernel<device::MoeSavedSlopesConfig, device::MoeSavedSlopesParams> {
+  static constexpr std::string_view kName = "moe_saved_slopes", kHeader = "device/moe/sm90/backward/saved_slopes.h",
+                                    kKernel = "Sm90MoeSavedSlopes", kConfig = "MoeSavedSlopesConfig",
+                                    kParams = "MoeSavedSlopesParams";
+  static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
 };
 
 struct MoeDweights : MoeKernel<device::MoeDweightsConfig, device::MoeDweightsParams> {

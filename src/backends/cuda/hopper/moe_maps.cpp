@@ -63,6 +63,17 @@ void bind_product_rows(const void* call, gpu::TensorMap& map) {
   set_pair_rows(call, gates_of(call_of(call)) * call_of(call).down.columns, map);
 }
 
+/// Saved sums of gates, or of ups alone, and of ups: columns end with them, whatever stands beside.
+template <std::int64_t kPart>
+void bind_saved_rows(const void* call, gpu::TensorMap& map) {
+  const operations::Matrix& saved = call_of(call).gate_up_out;
+  const std::int64_t size = call_of(call).down.columns;
+  const auto element = static_cast<std::int64_t>(size_of(map.dtype));
+  map.address = static_cast<std::byte*>(saved.data) + kPart * size * element;
+  map.dims = {u(size), u(saved.rows)};
+  map.strides = {u(saved.row_stride * element)};
+}
+
 std::uint32_t box_columns(DType dtype) { return kBoxBytes / static_cast<std::uint32_t>(size_of(dtype)); }
 
 gpu::TensorMapParameter gate_up_map(std::size_t offset, DType dtype, bool gated, std::int32_t rows) {
@@ -107,6 +118,13 @@ void add_moe_maps(const device::MoeLayerConfig& config, DType dtype, gpu::Launch
       weights_map<&MoeParams::down>(offsetof(Params, down_map), dtype, kLayerRows),
       row_map(offsetof(Params, h_store_map), dtype, kMoeH, kStoredRows, gated ? kBoxColumns / 2 : kBoxColumns),
       row_map(offsetof(Params, parts_map), dtype, kMoeParts, kStoredRows)};
+  for (std::size_t part = 0; config.saves != 0 && part < (gated ? 2 : 1); ++part) {
+    gpu::TensorMapParameter map = launch.tensor_maps[2];  // boxes as values have them
+    map.param_offset = static_cast<std::uint32_t>(offsetof(Params, sums_map) + part * sizeof(device::TensorMap));
+    map.bind = part == 0 ? bind_saved_rows<0> : bind_saved_rows<1>;
+    map.part = {};
+    launch.tensor_maps.push_back(map);
+  }
   for (std::uint32_t box = 0; box < device::kRowBoxes; ++box) {
     const std::size_t offset = box * sizeof(device::TensorMap);
     const std::uint32_t rows = static_cast<std::uint32_t>(device::kMostBoxRows) >> box;

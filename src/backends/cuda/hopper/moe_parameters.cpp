@@ -201,17 +201,36 @@ void for_each_pointer(const device::MoeSortParams& p, const RegionVisitor& visit
   visit_part(p, p.counts, "chunk_counts", Access::write, counts, true, visit);
 }
 
+namespace {
+
+/// Pairs' sums of the first product, of a call that saves them.
+template <typename Params>
+void visit_saved(const Params& p, const RowTensor& t, std::int64_t columns, Access access, const RegionVisitor& visit) {
+  visit_pointer(p, t.data,
+                {.name = "gate_up_out",
+                 .access = access,
+                 .element_bytes = kElementBytes,
+                 .outer = {{{columns > 0 ? p.shape.pairs() : 0, t.row_stride}}},
+                 .rank = 1,
+                 .row = columns},
+                visit);
+}
+
+}  // namespace
+
 void for_each_pointer(const device::MoeGatherParams& p, const RegionVisitor& visit) {
   visit_pairs(p, p.topk_weights, "topk_weights", bytes_of(p.topk_weights.type), visit);
   visit_sorted(p, Access::read, visit);
   visit_rows(p, p.x, "x", Access::read, visit);
   visit_row_part(p, p.rows, kMoeGathered, p.shape.hidden, true, visit);
   visit_row_weights(p, Access::write, visit);
+  visit_saved(p, p.cleared, p.cleared_columns, Access::write, visit);
 }
 
 void for_each_pointer(const device::MoeLayerParams& p, const RegionVisitor& visit) {
   visit_row_weights(p, Access::read, visit);
   visit_layer(p, visit);
+  visit_saved(p, p.sums, p.saved_columns, Access::write, visit);
 }
 
 void for_each_pointer(const device::MoeScaledParams& p, const RegionVisitor& visit) {
@@ -260,6 +279,7 @@ void for_each_pointer_of_dout(const device::MoeGatherParams& p, const RegionVisi
   visit_rows(p, p.x, "dout", Access::read, visit);
   visit_row_part(p, p.rows, kMoeGatheredDout, p.shape.hidden, true, visit);
   visit_part(p, p.row_weights, "row_weights", Access::write, p.shape.pairs(), true, visit);
+  visit_saved(p, p.cleared, p.cleared_columns, Access::write, visit);
 }
 
 void for_each_pointer_of_product(const device::GroupedGemmParams& p, std::string_view out, const RegionVisitor& visit) {
@@ -281,6 +301,17 @@ void for_each_pointer(const device::MoeSlopesParams& p, const RegionVisitor& vis
                             {p.intermediate, p.gate_up_bias.stride}}},
                  .rank = 3},
                 visit);
+}
+
+void for_each_pointer(const device::MoeSavedSlopesParams& p, const RegionVisitor& visit) {
+  const MoeShape& s = p.shape;
+  visit_part(p, p.offsets, "expert_offsets", Access::read, std::int64_t{s.num_experts} + 1, true, visit);
+  visit_row_weights(p, Access::read, visit);
+  visit_saved(p, p.sums, p.products.row_stride, Access::read, visit);
+  visit_row_part(p, p.h, kMoeH, s.intermediate, true, visit);
+  visit_row_part(p, p.products, kMoeProducts, p.products.row_stride, true, visit);
+  visit_part(p, p.terms, "weight_terms", Access::write, s.pairs(), true, visit);
+  visit_bias(p, p.gate_up_bias, "gate_up_bias", s.intermediate, visit);
 }
 
 void for_each_pointer(const device::MoeDweightsParams& p, const RegionVisitor& visit) {
@@ -340,9 +371,13 @@ void bind(const MoeParams& call, device::MoeSortParams& params) { params.topk_id
 void bind(const MoeParams& call, device::MoeGatherParams& params) {
   params.topk_weights = weights_of(call.topk_weights);
   params.x = rows_of(call.x);
+  if (params.cleared_columns > 0) params.cleared = rows_of(call.gate_up_out);
 }
 
-void bind(const MoeParams& call, device::MoeLayerParams& params) { bind_layer(call, params); }
+void bind(const MoeParams& call, device::MoeLayerParams& params) {
+  bind_layer(call, params);
+  if (params.saved_columns > 0) params.sums = rows_of(call.gate_up_out);
+}
 
 void bind(const MoeParams& call, device::MoeScaledParams& params) {
   if (is_first(params)) {
@@ -374,6 +409,11 @@ void bind_dout(const MoeParams& call, device::MoeGatherParams& params) {
 }
 
 void bind(const MoeParams& call, device::MoeSlopesParams& params) { params.gate_up_bias = gate_up_bias_of(call); }
+
+void bind(const MoeParams& call, device::MoeSavedSlopesParams& params) {
+  params.sums = rows_of(call.gate_up_out);
+  params.gate_up_bias = gate_up_bias_of(call);
+}
 
 void bind(const MoeParams& call, device::MoeDweightsParams& params) {
   params.topk_ids = ids_of(call.topk_ids);

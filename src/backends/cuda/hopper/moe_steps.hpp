@@ -56,12 +56,15 @@ void add_moe_sort(gpu::LoweringBuilder& builder, const MoeProblem& problem);
   return std::min(most, kBlocksAtOnce * multiprocessors);
 }
 
-/// Gather: a kernel that copies rows of tokens to where the sort has put their pairs.
+/// Gather: a kernel that copies rows of tokens to where the sort has put their pairs, and clears rows of gate_up_out.
 template <typename Gather>
-void add_moe_gather(gpu::LoweringBuilder& builder, const device::MoeShape& shape, std::int64_t multiprocessors) {
-  const device::MoeGatherConfig config;
+void add_moe_gather(gpu::LoweringBuilder& builder, const device::MoeShape& shape, std::int64_t multiprocessors,
+                    std::int64_t cleared_columns = 0) {
+  device::MoeGatherConfig config;
+  config.clears = cleared_columns > 0;
   device::MoeGatherParams params{};
   params.shape = shape, params.rows.row_stride = shape.hidden;
+  params.cleared_columns = static_cast<std::int32_t>(cleared_columns);
   const std::int64_t blocks = core::ceil_div(std::int64_t{shape.tokens}, std::int64_t{config.warps});
   add_moe_step<Gather>(builder, config, blocks_of_rows(blocks, multiprocessors), params);
 }

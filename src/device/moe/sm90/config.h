@@ -24,13 +24,14 @@ struct MoeSortConfig {
 
 struct MoeGatherConfig {
   int32_t warps = 8;
+  int32_t clears = 0;  // 1: rows of another matrix that are no pair's become 0
 
   constexpr int32_t threads() const { return 32 * warps; }
   bool operator==(const MoeGatherConfig&) const = default;
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
-    visit("warps", c.warps);
+    visit("warps", c.warps), visit("clears", c.clears);
   }
 };
 
@@ -61,6 +62,7 @@ struct MoeLayerConfig : MoeActivationConfig {
   int32_t cluster = 2;       // blocks that load rows for each other
   int32_t column_step = 16;  // columns of a tile are a multiple of it, and it is one of 8 * cluster
   int32_t held_experts = 4;  // as MoeDecodeConfig has it
+  int32_t saves = 0;         // 1: sums of the first product are left too
 
   constexpr int32_t threads() const { return 3 * 128; }
   bool operator==(const MoeLayerConfig&) const = default;
@@ -69,7 +71,7 @@ struct MoeLayerConfig : MoeActivationConfig {
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_activation_field(c, visit);
     visit("type", c.type), visit("block_n", c.block_n), visit("stages", c.stages), visit("cluster", c.cluster);
-    visit("column_step", c.column_step), visit("held_experts", c.held_experts);
+    visit("column_step", c.column_step), visit("held_experts", c.held_experts), visit("saves", c.saves);
   }
 };
 

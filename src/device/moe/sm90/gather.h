@@ -29,6 +29,7 @@ class Sm90MoeGather {
       }
       copy_row(p, token, first_pair);
     }
+    if constexpr (C.clears != 0) clear_rows(p, warps);
   }
 
  private:
@@ -52,6 +53,15 @@ class Sm90MoeGather {
           if (first + 32 * i < pieces) Machine::store_global(to + 32 * i, held[i]);
         }
       }
+    }
+  }
+  /// A warp has a row at a time.
+  TILEWISE_INLINE static void clear_rows(const MoeGatherParams& p, int32_t warps) {
+    const int32_t first = Machine::load_global(p.sorted.offsets + p.shape.num_experts);
+    TILEWISE_NO_UNROLL
+    for (int32_t row = first + Machine::block() * C.warps + Machine::wave(); row < p.shape.pairs(); row += warps) {
+      for (int32_t piece = Machine::lane(); piece < p.cleared_columns / 8; piece += 32)
+        Machine::store_global(chunks(p.cleared, row) + piece, Chunk{});
     }
   }
   TILEWISE_INLINE static Chunk* chunks(const RowTensor& of, int32_t row) {

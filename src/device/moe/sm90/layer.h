@@ -25,6 +25,7 @@ class Sm90MoeLayer {
   static constexpr int kConsumers = Product::kConsumers, kConsumerThreads = kConsumers * kWarpgroupThreads;
   // Consumers meet nobody but their own warpgroup: one finishes a tile while the other multiplies.
   static constexpr int kWarpgroupMeets = 1;
+  static constexpr int32_t kLeft = C.saves == 0 ? 1 : C.gated ? 3 : 2;  // of a tile of gate and up
   static constexpr int32_t kBlockJ = C.gated ? kBlockM / 2 : kBlockM;
   using Pairs = ReadPairs<Machine, C.held_experts, C.block_n, C.column_step>;
   /// What a warpgroup leaves of gated values: 32 columns of all rows.
@@ -106,10 +107,11 @@ class Sm90MoeLayer {
         Product::take_turns(turns_of(tile), ring, place, [&](int32_t turn) TILEWISE_INLINE_LAMBDA {
           if (!tile.down && C.gated) {
             Product::store_rows(reinterpret_cast<StoredGated&>(shared_.stored[warpgroup]), tile.group,
-                                stored_rows(tile), 0, tile.row / 2 + 32 * warpgroup);
+                                stored_rows(tile, turn), 0, tile.row / 2 + 32 * warpgroup);
           } else {
-            Product::store_rows(shared_.stored[warpgroup], tile.group, stored_rows(tile), turn * kStoredRows,
-                                tile.row + 64 * warpgroup);
+            const int32_t halves = Product::turns_of(tile.group.count);
+            Product::store_rows(shared_.stored[warpgroup], tile.group, stored_rows(tile, turn / halves),
+                                turn % halves * kStoredRows, tile.row + 64 * warpgroup);
           }
         });
         if (tile.down) return;
@@ -156,9 +158,15 @@ class Sm90MoeLayer {
     TILEWISE_INLINE static bool uses_weights(const Tile& tile) { return tile.down != C.weight_on_input; }
     /// How often what waits to be stored is filled for a tile.
     TILEWISE_INLINE static int32_t turns_of(const Tile& tile) {
-      return tile.down || !C.gated ? Product::turns_of(tile.group.count) : 1;
+      if (tile.down) return Product::turns_of(tile.group.count);
+      return C.gated ? kLeft : Product::turns_of(tile.group.count) * kLeft;
     }
-    TILEWISE_INLINE StoredRows stored_rows(const Tile& tile) const {
+    /// What a tile leaves first are values or parts, and then saved sums, of gates before those of ups.
+    TILEWISE_INLINE StoredRows stored_rows(const Tile& tile, int32_t which) const {
+      if (C.saves != 0 && which > 0) {
+        uint16_t* const sums = static_cast<uint16_t*>(p_.sums.data) + (which - 1) * p_.shape.intermediate;
+        return {p_.sums_map[which - 1], sums, p_.sums.row_stride, p_.shape.intermediate};
+      }
       const RowTensor& to = tile.down ? p_.parts : p_.h;
       return {tile.down ? p_.parts_map : p_.h_store_map, static_cast<uint16_t*>(to.data), to.row_stride,
               tile.down ? p_.shape.hidden : p_.shape.intermediate};
@@ -199,6 +207,9 @@ class Sm90MoeLayer {
           x = (C.weight_on_input ? x * weight : x) + bias[slot];
           return activate_clamped<Machine, C.kind(), C.clamps()>(x, p_.numbers);
         });
+        if constexpr (C.saves != 0) {
+          leave_beside(sums, tile, warpgroup, stored, [&](float x, int, float) TILEWISE_INLINE_LAMBDA { return x; });
+        }
       } else {
         leave_gated(sums, tile, warpgroup, stored);
       }
@@ -241,32 +252,46 @@ class Sm90MoeLayer {
 
     /// Leaves the gated values of all columns: rows of 32 values, of which each warp has eight.
     TILEWISE_INLINE void leave_gated(Sums& sums, const Tile& tile, int32_t warpgroup, RingPlace<1>& stored) const {
-      const int lane = Machine::lane(), warp = Machine::wave() % 4;
       float gate_bias[2] = {}, up_bias[2] = {};  // of one value: the second ones are not asked for
       if constexpr (C.biases) {
-        const int32_t own = tile.row / 2 + warpgroup * 32 + warp * 8 + lane / 4;
+        const int32_t own = tile.row / 2 + warpgroup * 32 + Machine::wave() % 4 * 8 + Machine::lane() / 4;
         load_biases(gate_bias, p_.gate_up_bias, tile.group.expert, 0, own, 0, p_.shape.intermediate);
         load_biases(up_bias, p_.gate_up_bias, tile.group.expert, 1, own, 0, p_.shape.intermediate);
       }
+      leave_rows(tile, warpgroup, stored, [&](int c) TILEWISE_INLINE_LAMBDA {
+        const auto& x = sums.tile[0][c];
+        float value[2];
+        const FloatRun<2> weight = C.weight_on_input ? weights_of(warpgroup, c) : FloatRun<2>{{1.0f, 1.0f}};
+        TILEWISE_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          value[i] = activate_gated<Machine, C.kind(), C.clamps()>(x[i] * weight.value[i] + gate_bias[0],
+                                                                   x[2 + i] * weight.value[i] + up_bias[0], p_.numbers);
+        }
+        return Machine::template pack<C.type>(value[0], value[1]);
+      });
+      if constexpr (C.saves != 0) {
+        TILEWISE_UNROLL
+        for (int gate = 0; gate < 2; ++gate) {
+          leave_rows(tile, warpgroup, stored, [&](int c) TILEWISE_INLINE_LAMBDA {
+            const auto& x = sums.tile[0][c];
+            return Machine::template pack<C.type>(x[2 * gate], x[2 * gate + 1]);
+          });
+        }
+      }
+    }
+    /// pair_of(c): of the lane's own row those of two adjacent columns of eight.
+    template <class PairOf>
+    TILEWISE_INLINE void leave_rows(const Tile& tile, int32_t warpgroup, RingPlace<1>& stored,
+                                    const PairOf& pair_of) const {
       stored.wait_empty(shared_.to_be_stored[warpgroup]);
       TILEWISE_UNROLL
       for (int c = 0; c < Sums::kColTiles; c += 4) {
         if (8 * c >= tile.group.count) break;
         uint32_t packed[4];
         TILEWISE_UNROLL
-        for (int m = 0; m < 4; ++m) {
-          const auto& x = sums.tile[0][c + m];
-          float value[2];
-          const FloatRun<2> weight = C.weight_on_input ? weights_of(warpgroup, c + m) : FloatRun<2>{{1.0f, 1.0f}};
-          TILEWISE_UNROLL
-          for (int i = 0; i < 2; ++i) {
-            value[i] = activate_gated<Machine, C.kind(), C.clamps()>(
-                x[i] * weight.value[i] + gate_bias[0], x[2 + i] * weight.value[i] + up_bias[0], p_.numbers);
-          }
-          packed[m] = Machine::template pack<C.type>(value[0], value[1]);
-        }
+        for (int m = 0; m < 4; ++m) packed[m] = pair_of(c + m);
         auto& to = reinterpret_cast<StoredGated&>(shared_.stored[warpgroup]);
-        Machine::store_matrices_transposed(to.piece(8 * c + lane, warp), packed);
+        Machine::store_matrices_transposed(to.piece(8 * c + Machine::lane(), Machine::wave() % 4), packed);
       }
       Product::announce(shared_.to_be_stored[warpgroup], stored);
     }

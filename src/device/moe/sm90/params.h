@@ -81,19 +81,23 @@ struct MoeSortParams {
   }
 };
 
-/// rows[i] = x[pairs[i] / top_k], row_weights[i] = topk_weights of pairs[i]. Blocks of 32 * warps threads, as many as
-/// fill the machine.
+/// rows[i] = x[pairs[i] / top_k], row_weights[i] = topk_weights of pairs[i]; cleared[i] = 0 behind those. Blocks of 32
+/// * warps threads, as many as fill the machine.
 struct MoeGatherParams {
   MoeShape shape;
   PairTensor topk_weights;
   SortedPairs sorted;
   RowTensor x, rows;   // [tokens, hidden], [tokens * top_k, hidden]
   float* row_weights;  // [tokens * top_k]
+  RowTensor cleared;   // [tokens * top_k, cleared_columns]
+  int32_t cleared_columns;
+  int32_t unused;  // keeps the block free of holes
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("topk_weights", p.topk_weights), visit("sorted", p.sorted), visit("x", p.x);
-    visit("rows", p.rows), visit("row_weights", p.row_weights);
+    visit("rows", p.rows), visit("row_weights", p.row_weights), visit("cleared", p.cleared);
+    visit("cleared_columns", p.cleared_columns), visit("unused", p.unused);
   }
 };
 
@@ -106,22 +110,27 @@ struct MoeLayerParams {
   TensorMap h_store_map;          // 16 x 64; where there is a gate 16 x 32, swizzled in 64 bytes
   TensorMap down_map;             // [num_experts, hidden, intermediate], 1 x 128 x 64
   TensorMap parts_map;            // [pairs, hidden], 16 x 64
+  TensorMap sums_map[2];          // what is saved of gates (or of ups alone), and of ups, boxes as h_store_map's
   MoeShape shape;
   const float* row_weights;  // [pairs]
   SortedPairs sorted;
   ExpertBias gate_up_bias, down_bias;
   RowTensor h, parts, out;
+  RowTensor sums;      // [pairs, saved_columns]: gates, then ups
   uint32_t* counters;  // GridCounters' words, of as many counters as there can be groups
   ActivationNumbers numbers;
+  int32_t saved_columns;  // 2 intermediate, or intermediate; 0: none are saved
+  int32_t unused;         // keeps the block free of holes
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("rows_map", p.rows_map), visit("h_map", p.h_map), visit("gate_up_map", p.gate_up_map);
     visit("h_store_map", p.h_store_map), visit("down_map", p.down_map), visit("parts_map", p.parts_map);
-    visit("shape", p.shape);
+    visit("sums_map", p.sums_map), visit("shape", p.shape);
     visit("row_weights", p.row_weights), visit("sorted", p.sorted), visit("gate_up_bias", p.gate_up_bias);
     visit("down_bias", p.down_bias), visit("h", p.h), visit("parts", p.parts), visit("out", p.out);
-    visit("counters", p.counters), visit("numbers", p.numbers);
+    visit("sums", p.sums), visit("counters", p.counters), visit("numbers", p.numbers);
+    visit("saved_columns", p.saved_columns), visit("unused", p.unused);
   }
 };
 

@@ -32,6 +32,23 @@ struct MoeSlopesConfig : MoeActivationConfig {
   }
 };
 
+/// Intermediate values and the gradient of the first product from sums that the forward pass has saved, a row by a warp
+/// at a time.
+struct MoeSavedSlopesConfig : MoeActivationConfig {
+  int32_t type = kBf16;
+  int32_t interleaved = 0;  // 1: rows of gates and ups take turns in gate_up; what is saved has gates first
+  int32_t warps = 8;
+
+  constexpr int32_t threads() const { return 32 * warps; }
+  bool operator==(const MoeSavedSlopesConfig&) const = default;
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_activation_field(c, visit);
+    visit("type", c.type), visit("interleaved", c.interleaved), visit("warps", c.warps);
+  }
+};
+
 /// Gradients of topk_weights, a pair by a warp at a time.
 struct MoeDweightsConfig {
   int32_t type = kBf16;  // of dout

@@ -26,6 +26,26 @@ struct MoeSlopesParams {
   }
 };
 
+/// Rows stand in the order of sorted pairs. Blocks of 32 * warps threads, as many as fill the machine.
+struct MoeSavedSlopesParams {
+  MoeShape shape;
+  const int32_t* offsets;    // [num_experts + 1]: where each expert's rows begin
+  const float* row_weights;  // [pairs]
+  RowTensor sums;            // [pairs, 2 intermediate, or intermediate]: gates, then ups
+  RowTensor h;               // as MoeSlopesParams has it
+  RowTensor products;        // [pairs, gate_up's rows]: gradients of the product times what the input weighs
+  float* terms;              // [pairs]: the gradient of the row's weight
+  ExpertBias gate_up_bias;
+  ActivationNumbers numbers;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("offsets", p.offsets), visit("row_weights", p.row_weights), visit("sums", p.sums);
+    visit("h", p.h), visit("products", p.products), visit("terms", p.terms), visit("gate_up_bias", p.gate_up_bias);
+    visit("numbers", p.numbers);
+  }
+};
+
 /// Blocks of 32 * warps threads, as many as fill the machine.
 struct MoeDweightsParams {
   MoeShape shape;

@@ -40,6 +40,7 @@ concept AccumulatorLayout = requires(int lane, int i) {
 ///   mma_bytes<kPart>(sums, bytes, bytes)           one of kByteProducts instructions that multiply fp8 as it is
 ///   unknown(word)               the same word, of whose bits the compiler knows nothing
 ///   kDies                       dies with a cache of their own, to which blocks go in turn
+///   kSparesScalars              see platform.h
 ///   kRoundsByAdding             pack_nearest() adds to the bits, which a NaN of full payload does not survive
 template <class M>
 concept TileMachine = requires(int i, float x, bool b, const float* from, float* to, const void* there, void* here) {

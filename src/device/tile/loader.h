@@ -152,6 +152,14 @@ struct TileWindows {
     return C.exact_dims || col < cols ? inside : kNowhere;
   }
 
+  /// The same, where scalar registers are spared without a comparison: eight of them a run, kept for a loop, are as
+  /// many.
+  TILEWISE_INLINE static uint32_t place_of_element(uint32_t offset, int col, int cols) {
+    if constexpr (!kSparesScalars<Machine>) return place(offset, col, cols);
+    constexpr uint32_t kNowhere = 1u << 31;
+    return (offset + 2 * static_cast<uint32_t>(col)) | (static_cast<uint32_t>(cols - 1 - col) & kNowhere);
+  }
+
   /// All lanes `further` on, as load_window().
   TILEWISE_INLINE static Run load_run(const Window& window, uint32_t offset, int col, int cols, uint32_t further) {
     if constexpr (C.vector_rows) {
@@ -160,7 +168,8 @@ struct TileWindows {
       Run run{};
       TILEWISE_UNROLL
       for (int i = 0; i < Runs::kRun; ++i) {
-        const uint32_t element = Machine::template load_window<uint16_t>(window, place(offset, col + i, cols), further);
+        const uint32_t element =
+            Machine::template load_window<uint16_t>(window, place_of_element(offset, col + i, cols), further);
         run.word[i / 2] |= element << (16 * (i % 2));
       }
       return run;
@@ -210,6 +219,9 @@ class TileLoader<Ops, C, Tile, kTight, false> {
     if constexpr (!kAtOnce) {
       const NearTile near_tile = near();
       Runs::for_each_block(Machine::thread(), [&](int step, int all_row, int row, int col) {
+        // Elements that come one by one are loads enough: windows of rows that are asked for together take four scalar
+        // registers each.
+        if constexpr (!C.vector_rows && kSparesScalars<Machine>) keep_order<Machine>();
         held_[step] = load_block(near_tile, all_row, row, col);
       });
     }

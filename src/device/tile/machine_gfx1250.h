@@ -8,6 +8,7 @@ namespace tilewise::device {
 
 struct Gfx1250Machine : AmdMachine<32> {
   static constexpr int kSteps = 2, kRoomyDims = 1024;  // of 1,024 registers a lane
+  static constexpr bool kSparesScalars = true;         // of which a wave has 106
 
   /// d += a * b^T of 16 x 32 and 16 x 32 elements; of each 16 of row l % 16 of a and of b, lane l holds those from
   /// 8 (l / 16) on.

@@ -251,7 +251,9 @@ struct HostHalvesMachine : HostAmdMachine<32> {
   }
 };
 struct HostRdna4Machine : HostHalvesMachine<1, 192> {};
-struct HostGfx1250Machine : HostHalvesMachine<2, 1024> {};
+struct HostGfx1250Machine : HostHalvesMachine<2, 1024> {
+  static constexpr bool kSparesScalars = true;
+};
 
 /// The entry of a stub, which runs one lane of a kernel.
 template <class Kernel, class Machine>

@@ -35,7 +35,11 @@ class OwnRows {
   TILEWISE_INLINE void load(Tile& tile, int wave_row, int64_t cols, const Address& address, int rows = RowTile::kRows) {
     if constexpr (kDirect) {
       Ops::gather_rows(held_, [&](int row, int chunk) {
-        return load_chunk<Machine, C>(address(wave_row + row), chunk * kChunk, static_cast<int>(cols));
+        // Elements that come one by one are each compared with `cols`: kept for all of a lane's rows, these are 96
+        // scalar registers where rows have 192 elements.
+        auto used = static_cast<int>(cols);
+        if constexpr (!C.vector_rows && kSparesScalars<Machine>) used = Machine::not_hoisted(used);
+        return load_chunk<Machine, C>(address(wave_row + row), chunk * kChunk, used);
       });
     } else {
       copy_rows<Ops, C>(tile, cols, address, rows);

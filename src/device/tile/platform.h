@@ -75,6 +75,11 @@ TILEWISE_INLINE int32_t shuffle_xor(int32_t value, int mask) {
   return __builtin_bit_cast(int32_t, Machine::shuffle_xor(__builtin_bit_cast(float, value), mask));
 }
 
+/// Whether a lane has so many registers beside a wave's scalar ones that what lanes could share is better worked out by
+/// each.
+template <class Machine>
+inline constexpr bool kSparesScalars = requires { Machine::kSparesScalars; };
+
 /// A value that is the same in every lane, made known as such where the machine has a way to.
 template <class Machine>
 TILEWISE_INLINE int32_t uniform(int32_t value) {

@@ -144,7 +144,11 @@ device::KvCacheForwardConfig shaped_forward(const KvCacheProblem& p, const Probl
   // end. Without queries there is none.
   const bool is_alone =
       rows > 0 && !c.selects && rows <= c.block_m() && c.v_parts == 1 && (c.pack_gqa || p.num_heads_q == p.num_heads_k);
-  c.appends = p.append && is_alone && appends_little(p, device::append_config(c), gpu::lanes(traits.family));
+  // What new keys' places, rotation and a scale for each of them are made of, beside the block's own, passes gfx1250's
+  // scalar registers (80 of 106 spilled, 68 bytes of scratch).
+  const bool is_crowded = traits.family == gpu::Family::gfx1250 && c.scales == device::kTokenScales && c.rotary != 0;
+  c.appends =
+      p.append && is_alone && !is_crowded && appends_little(p, device::append_config(c), gpu::lanes(traits.family));
   return c;
 }
 

@@ -85,6 +85,28 @@ TEST(Layout, Mfma32x32x16Fp8IsThatOfAmdsCalculator) {
   }
 }
 
+// Triton's layouts of v_mfma_scale_f32_32x32x64_f8f6f4's operands and scales (LinearLayoutConversions.cpp): of row
+// l % 32, 32 fp4 that follow each other and begin at 32 (l / 32), or two stretches of 16 fp8 that begin at 16 (l / 32)
+// and 32 further; the scale of row l % 32 is that of the 32 k from 32 (l / 32) on, whatever the elements are.
+TEST(Layout, MfmaScaled32x32x64IsThatOfTriton) {
+  using Fours = MfmaScaled32x32x64<true>;
+  using Bytes = MfmaScaled32x32x64<false>;
+  for (int row = 0; row < 32; ++row) {
+    for (int k = 0; k < 64; ++k) {
+      EXPECT_EQ(Fours::a(32 * (k / 32) + row, k % 32 / 8, k % 8).index, row);
+      EXPECT_EQ(Fours::a(32 * (k / 32) + row, k % 32 / 8, k % 8).k, k);
+      const int lane = 32 * (k / 16 % 2) + row, word = 4 * (k / 32) + k % 16 / 4;
+      for (const OperandPlace p :
+           {Fours::b(lane, word, k % 4), Bytes::a(lane, word, k % 4), Bytes::b(lane, word, k % 4)}) {
+        EXPECT_EQ(p.index, row);
+        EXPECT_EQ(p.k, k);
+      }
+      EXPECT_EQ(Bytes::scale(32 * (k / 32) + row).index, row);
+      EXPECT_EQ(Bytes::scale(32 * (k / 32) + row).k, k / 32);
+    }
+  }
+}
+
 // The RDNA3 instruction set manual and AMD's WMMA guide for waves of 32: lane l holds row (column) l % 16 of A (B), k
 // rising through its registers, both halves of the wave the same; D[2v + l / 16][l % 16] is element v.
 TEST(Layout, Wmma16x16x16IsThatOfAmdsManual) {

@@ -276,6 +276,51 @@ TEST(ByteProducts, OfRowsStraightToRegistersWithSumsScaled) {
   check<CdnaOps<HostCdnaMachine>, kConfig>(66, 300, 256, kF32, 2, true);
 }
 
+/// Of fp8, and of e2m1, with scales that the matrix unit takes.
+constexpr ProductConfig scaled(std::int32_t type, std::int32_t depth) {
+  ProductConfig c = bytes(depth);
+  c.b.type = type;
+  c.a.scale_use = c.b.scale_use = kScaleProducts, c.a.scale_type = c.b.scale_type = kScaleE8m0;
+  c.a.scale_depth = c.b.scale_depth = 32;
+  return c;
+}
+
+TEST(ScaledProducts, OfRows) {
+  constexpr ProductConfig kBytes = scaled(kProductE4m3, 64), kDeep = scaled(kProductE4m3, 128);
+  check<CdnaOps<HostCdnaMachine>, kBytes>(100, 72, 192, kF32);
+  check<CdnaOps<HostCdnaMachine>, kDeep>(70, 75, 320, kF32, 2);
+  constexpr ProductConfig kFours = scaled(kProductE2m1, 128), kGathered = [] {
+    ProductConfig c = scaled(kProductE2m1, 64);
+    c.a.gathered = 1;
+    return c;
+  }();
+  check<CdnaOps<HostCdnaMachine>, kFours>(66, 100, 192, kF32);
+  check<CdnaOps<HostCdnaMachine>, kGathered>(40, 64, 256, kF32, 3);
+}
+
+TEST(ScaledProducts, OfOneSideAndOfBlocks) {
+  constexpr ProductConfig kOneSide = [] {
+    ProductConfig c = scaled(kProductE2m1, 128);
+    c.a.scale_use = kScaleNever;
+    return c;
+  }();
+  check<CdnaOps<HostCdnaMachine>, kOneSide>(40, 70, 256, kF32);
+  constexpr ProductConfig kBlocks = [] {
+    ProductConfig c = scaled(kProductE4m3, 128);
+    c.a.scale_depth = 128;
+    c.b.scale_rows = c.b.scale_depth = 128;
+    return c;
+  }();
+  check<CdnaOps<HostCdnaMachine>, kBlocks>(40, 200, 320, kF32);
+  // Scales of rows that are no powers of two, where sums of a step have ended.
+  constexpr ProductConfig kBoth = [] {
+    ProductConfig c = scaled(kProductE2m1, 128);
+    c.a.scale_use = kScaleSums, c.a.scale_type = kScaleF32, c.a.scale_depth = 128;
+    return c;
+  }();
+  check<CdnaOps<HostCdnaMachine>, kBoth>(40, 70, 384, kF32);
+}
+
 constexpr ProductConfig streamed(std::int32_t type, std::int32_t rows) {
   ProductConfig c;
   c.right = kRightStreamed;

@@ -73,13 +73,32 @@ TEST(LinearSchedule, MultipliesFp8AsItIs) {
           "k=4096 x_format=fp8_1x128_e8m0 w_format=fp8_128x128_e8m0"})
       EXPECT_EQ(element(architecture, text), device::kProductE4m3) << architecture << ": " << text;
     for (const std::string_view text :
-         {"k=4097 x_format=fp8_row w_format=fp8_row", "k=4096 x_format=mxfp8 w_format=mxfp8",
-          "k=4096 x_format=fp8_row w_format=fp8_row w_transposed=1",
+         {"k=4097 x_format=fp8_row w_format=fp8_row", "k=4096 x_format=fp8_row w_format=fp8_row w_transposed=1",
           "k=4096 x_format=fp8_row w_format=fp8_row unaligned=1"})
       EXPECT_EQ(element(architecture, text), device::kProductBf16) << architecture << ": " << text;
   }
   for (const std::string_view architecture : {"sm_90a", "gfx90a", "gfx1100"})
     EXPECT_EQ(element(architecture, "k=4096 x_format=fp8_row w_format=fp8_row"), device::kProductBf16) << architecture;
+}
+
+/// Of gfx950 alone, where the depth is whole instructions.
+TEST(LinearSchedule, LeavesPowersOfTwoToTheMatrixUnit) {
+  const auto config = [](std::string_view architecture, std::string_view text) {
+    const LinearProblem problem = linear_problem(architecture, core::concat("linear tokens=4096 n=4096 ", text));
+    return forward_config(problem, traits_of(device_of(architecture), family_of(architecture)));
+  };
+  for (const std::string_view text :
+       {"k=4096 x_format=mxfp8 w_format=mxfp8", "k=4160 x_format=mxfp8 w_format=mxfp4",
+        "k=4096 x_format=fp8_row w_format=mxfp4", "k=4096 x_format=fp8_1x128_e8m0 w_format=mxfp8",
+        "k=4096 x_format=fp8_1x128 w_format=mxfp4"}) {
+    EXPECT_TRUE(config("gfx950", text).scales_products()) << text;
+    EXPECT_FALSE(config("gfx942", text).scales_products()) << text;
+  }
+  for (const std::string_view text :
+       {"k=4096 dtype=bf16 w_format=mxfp4", "k=4128 x_format=mxfp8 w_format=mxfp4",
+        "k=4096 x_format=mxfp8 w_format=nvfp4", "k=4096 x_format=fp8_1x128_e8m0 w_format=fp8_128x128_e8m0",
+        "k=4096 x_format=mxfp8 w_format=mxfp8 w_transposed=1", "k=4096 x_format=mxfp8 w_format=mxfp4 unaligned=1"})
+    EXPECT_FALSE(config("gfx950", text).scales_products()) << text;
 }
 
 TEST(LinearLowering, LaunchesWhatACallNeeds) {

@@ -103,6 +103,13 @@ inline constexpr std::string_view kExpertProblems[] = {
     "moe_backward tokens=512 hidden=256 intermediate=256 num_experts=8 top_k=2 gate=none activation=gelu_tanh "
     "weight_on_input=1"};
 
+/// Of powers of two that gfx950's matrix unit takes as scales; others widen.
+inline constexpr std::string_view kMicroscaledProblems[] = {
+    "linear x_format=mxfp8 w_format=mxfp4 tokens=4096 n=4096 k=4096",
+    "linear x_format=mxfp8 w_format=mxfp8 tokens=64 n=4096 k=4096",
+    "moe x_format=fp8_row h_format=fp8_row w_format=mxfp4 tokens=4096 hidden=2880 intermediate=2880 num_experts=32 "
+    "top_k=4"};
+
 /// Likewise; the sweep alone has the wider ones.
 inline constexpr std::string_view kKvCacheProblems[] = {
     "kv_cache_attention dtype=bf16 batch_size=64 seqlen_q=1 num_heads_q=32 num_heads_k=8 head_dim=128 page_size=16 "
@@ -258,6 +265,8 @@ inline std::vector<std::string> sampled_problems(std::string_view architecture) 
   std::vector<std::string> problems = sampled_attention(architecture);
   for (std::string& problem : sampled_pairs(architecture)) problems.push_back(std::move(problem));
   problems.push_back(std::string(kLinearProblems[0]));
+  if (architecture == "gfx950")
+    problems.insert(problems.end(), std::begin(kMicroscaledProblems), std::end(kMicroscaledProblems));
   if (std::ranges::find(kMachines, architecture) != std::end(kMachines)) {
     problems.insert(problems.end(), std::begin(kLinearProblems) + 1, std::end(kLinearProblems));
     problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
@@ -293,6 +302,7 @@ inline std::vector<std::string> swept_problems(std::string_view architecture) {
   problems.insert(problems.end(), std::begin(kLinearProblems), std::end(kLinearProblems));
   problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
   problems.insert(problems.end(), std::begin(kExpertProblems), std::end(kExpertProblems));
+  problems.insert(problems.end(), std::begin(kMicroscaledProblems), std::end(kMicroscaledProblems));
   problems.insert(problems.end(), std::begin(kRouteProblems), std::end(kRouteProblems));
   problems.insert(problems.end(), std::begin(kQuantizeProblems), std::end(kQuantizeProblems));
   problems.insert(problems.end(), std::begin(kKvCacheProblems), std::end(kKvCacheProblems));

@@ -4,6 +4,9 @@
 #include "backends/emulation/operand_layout.hpp"
 #include "core/message.hpp"
 #include "device/common/float16.h"
+#include "device/common/float4.h"
+#include "device/common/float8.h"
+#include "device/common/float8_e8m0.h"
 #include "device/common/float8_fnuz.h"
 #include "device/common/tensors.h"
 
@@ -68,6 +71,43 @@ std::string multiply_by(std::span<const MultiplyArguments* const> lanes) {
   return {};
 }
 
+/// Every number times its lane's scale, as a whole: what the scales leave of a product need not fit a float before the
+/// other side's are met.
+template <bool kFours>
+std::string multiply_scaled(std::span<const MultiplyArguments* const> lanes) {
+  using I = MfmaScaled32x32x64<kFours>;
+  double a[I::kM][I::kK], b[I::kN][I::kK], of_a[I::kM][I::kK / 32], of_b[I::kN][I::kK / 32];
+  for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+    const int number = static_cast<int>(lane);
+    const std::uint32_t *const left = lanes[lane]->a, *const right = lanes[lane]->b;
+    const OperandPlace s = I::scale(number);
+    of_a[s.index][s.k] = double{device::e8m0_to_float(static_cast<std::uint8_t>(left[I::kScaleWord]))};
+    of_b[s.index][s.k] = double{device::e8m0_to_float(static_cast<std::uint8_t>(right[I::kScaleWord]))};
+    for (int word = 0; word < I::kWordsA; ++word) {
+      for (int part = 0; part < (kFours ? 8 : 4); ++part) {
+        const OperandPlace p = I::a(number, word, part);
+        const auto bits = static_cast<std::uint8_t>(left[word] >> (kFours ? 4 * part : 8 * part));
+        a[p.index][p.k] = double{kFours ? device::e2m1_to_float(bits & 15) : device::e4m3_to_float(bits)};
+      }
+    }
+    for (int word = 0; word < I::kWordsB; ++word) {
+      for (int part = 0; part < 4; ++part) {
+        const OperandPlace p = I::b(number, word, part);
+        b[p.index][p.k] = double{device::e4m3_to_float(static_cast<std::uint8_t>(right[word] >> (8 * part)))};
+      }
+    }
+  }
+  for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+    for (int i = 0; i < I::kAccumulators; ++i) {
+      const ProductPlace p = I::d(static_cast<int>(lane), i);
+      float& d = lanes[lane]->d[i];
+      for (int k = 0; k < I::kK; ++k)
+        d = static_cast<float>(double{d} + a[p.m][k] * of_a[p.m][k / 32] * b[p.n][k] * of_b[p.n][k / 32]);
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string multiply(std::span<const MultiplyArguments* const> lanes) {
@@ -81,6 +121,10 @@ std::string multiply(std::span<const MultiplyArguments* const> lanes) {
       return multiply_by<Mfma32x32x16>(lanes);
     case device::HostMatrix::kMfma32x32x16Fp8:
       return multiply_by<Mfma32x32x16Fp8>(lanes);
+    case device::HostMatrix::kMfmaScaled32x32x64:
+      return multiply_scaled<false>(lanes);
+    case device::HostMatrix::kMfmaScaled32x32x64Fours:
+      return multiply_scaled<true>(lanes);
     case device::HostMatrix::kWmma16x16x16:
       return multiply_by<Wmma16x16x16>(lanes);
     case device::HostMatrix::kWmma16x16x16Halves:

@@ -62,6 +62,23 @@ struct Mfma32x32x16Fp8 {
   static constexpr ProductPlace d(int lane, int i) { return Mfma32x32x16::d(lane, i); }
 };
 
+/// gfx950's v_mfma_scale_f32_32x32x64_f8f6f4: bytes are two stretches of 16 a lane, e2m1 one of 32, eight to a word.
+/// The scale of row lane % 32, for stretch lane / 32 of 32, is the lowest byte of one more word.
+template <bool kFours>
+struct MfmaScaled32x32x64 {
+  static constexpr int kLanes = 64, kM = 32, kN = 32, kK = 64, kWordsA = kFours ? 4 : 8, kWordsB = 8, kScaleWord = 8;
+  static constexpr int kAccumulators = device::CdnaFragmentLayout::kRegisters;
+  static constexpr OperandPlace a(int lane, int word, int part) {
+    if constexpr (kFours) return {lane % 32, 32 * (lane / 32) + 8 * word + part};
+    return b(lane, word, part);
+  }
+  static constexpr OperandPlace b(int lane, int word, int byte) {
+    return {lane % 32, 32 * (word / 4) + 16 * (lane / 32) + 4 * (word % 4) + byte};
+  }
+  static constexpr OperandPlace scale(int lane) { return {lane % 32, lane / 32}; }
+  static constexpr ProductPlace d(int lane, int i) { return Mfma32x32x16::d(lane, i); }
+};
+
 /// gfx11's v_wmma_f32_16x16x16 of 16-bit elements in 32 lanes: lanes 16 to 31 repeat the operands of 0 to 15.
 struct Wmma16x16x16 {
   static constexpr int kLanes = 32, kM = 16, kN = 16, kK = 16, kWordsA = 8, kWordsB = 8;

@@ -51,6 +51,7 @@ DeviceTraits traits_of(const core::DeviceDescription& device, gpu::Family family
   traits.unpacks_e4m3 = (is_emulated && family == gpu::Family::sm80) || is_from(89, device.architecture);
   traits.copies_windows = (is_emulated && family == gpu::Family::cdna) || device.architecture == "gfx950";
   traits.multiplies_bytes = family == gpu::Family::cdna && device.architecture != "gfx90a";
+  traits.scales_products = family == gpu::Family::cdna && (is_emulated || device.architecture == "gfx950");
   traits.memory_gigabytes_per_second = device.memory_gigabytes_per_second;
   return traits;
 }

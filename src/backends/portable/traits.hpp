@@ -20,6 +20,7 @@ struct DeviceTraits {
   bool copies_windows = false;                      ///< straight to shared memory: the machine's copy_window()
   bool unpacks_e4m3 = false;                        ///< in one instruction: the machine's unpack_e4m3()
   bool multiplies_bytes = false;                    ///< of fp8: the machine's mma_bytes()
+  bool scales_products = false;                     ///< by powers of two: the machine's mma_scaled()
   double memory_gigabytes_per_second = 1.0;         ///< the memory's own bandwidth, for the cost estimate
 };
 

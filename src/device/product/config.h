@@ -26,7 +26,8 @@ constexpr int32_t bits_of_product_type(int32_t type) {
 enum ScaleUse : int32_t {
   kScaleNever = 0,     // there are none, or whoever gets the sums sees to them
   kScaleElements = 1,  // as elements are widened: exact where the products' type holds what comes out
-  kScaleSums = 2       // in fp32, where their block of the depth ends
+  kScaleSums = 2,      // in fp32, where their block of the depth ends
+  kScaleProducts = 3   // by the matrix unit: powers of two, of 32 steps of the depth or a multiple of 64
 };
 
 /// How the second operand comes to matrix instructions.
@@ -67,6 +68,14 @@ struct ProductConfig {
   [[nodiscard]] constexpr int32_t wave_columns() const { return block_n / waves_n; }
   [[nodiscard]] constexpr bool in_f32() const { return element == kProductF32; }
   [[nodiscard]] constexpr bool in_bytes() const { return element == kProductE4m3; }
+  /// Whether the matrix unit takes scales, and e2m1 of b, beside bytes.
+  [[nodiscard]] constexpr bool scales_products() const {
+    return a.scale_use == kScaleProducts || b.scale_use == kScaleProducts;
+  }
+  /// Bits of a staged element of b; those of a have element_bytes().
+  [[nodiscard]] constexpr int32_t right_bits() const {
+    return scales_products() ? bits_of_product_type(b.type) : bits_of_product_type(element);
+  }
   [[nodiscard]] constexpr int32_t element_bytes() const { return bits_of_product_type(element) / 8; }
   /// Depth after which sums are multiplied by scales; 0: they are not.
   [[nodiscard]] constexpr int32_t scaled_depth() const {
@@ -78,9 +87,10 @@ struct ProductConfig {
       const int32_t rows = stages * block_k * 2, sums = (block_n + kFloatPadding) * 4;
       return static_cast<uint32_t>(waves * block_m * (rows > sums ? rows : sums));
     }
-    const int32_t staged = right == kRightDirect ? block_m : block_m + block_n;
-    const uint32_t rows = static_cast<uint32_t>(staged + (in_f32() ? 2 * kFloatPadding : 0));
-    return static_cast<uint32_t>(stages) * rows * static_cast<uint32_t>(block_k * element_bytes());
+    const int32_t padding = in_f32() ? kFloatPadding : 0;
+    int32_t bits = (block_m + padding) * element_bytes() * 8;
+    if (right != kRightDirect) bits += (block_n + padding) * right_bits();
+    return static_cast<uint32_t>(stages * (bits * block_k / 8));
   }
   /// Floats between the lines of a tile in fp32, or of sums in shared memory, beside its rows.
   static constexpr int32_t kFloatPadding = 4;

@@ -58,7 +58,7 @@ inline constexpr bool kKeepsColumns = kCopiesElements<Ops, C, O> && O.transposed
 template <class Ops, ProductConfig C, OperandConfig O, int kRows>
 struct OperandTile
     : Choose<C.in_f32(), FloatTile<kRows, C.block_k>,
-             Choose<C.in_bytes(), ByteRows<kRows, C.block_k>,
+             Choose<C.in_bytes(), ByteRows<kRows, bytes_of_elements<O>(C.block_k)>,
                     Choose<kKeepsColumns<Ops, C, O>, SharedTile<C.in_f32() ? kBf16 : C.element, C.block_k, kRows>,
                            SharedTile<C.in_f32() ? kBf16 : C.element, kRows, C.block_k, O.transposed != 0>>>> {
   static constexpr bool kColumns = kKeepsColumns<Ops, C, O>;
@@ -190,7 +190,8 @@ class RowLoader {
   static constexpr int kUnits = kRows * kRowRuns, kSteps = ceil_div(kUnits, kThreads);
   static constexpr bool kScaled = O.scale_use == kScaleElements;
   static_assert(C.block_k % kRun == 0 && (O.scale_depth % kRun == 0 || !kScaled), "a run has one scale");
-  static_assert(!C.in_bytes() || (O.type == kProductE4m3 && !kScaled), "bytes as they are");
+  static_assert(!C.in_bytes() || ((O.type == kProductE4m3 || C.scales_products()) && !kScaled), "bytes as they are");
+  static constexpr bool kTranslates = C.in_bytes() && !C.scales_products();
   using Run = ElementRun<O.type, kRun>;
 
  public:
@@ -225,7 +226,10 @@ class RowLoader {
       if constexpr (C.in_bytes()) {
         Chunk chunk;
         TILEWISE_UNROLL
-        for (int i = 0; i < 4; ++i) chunk.word[i] = translated_word<Machine>(held_[step].word[i], nans_[step]);
+        for (int i = 0; i < 4; ++i) {
+          chunk.word[i] = held_[step].word[i];
+          if constexpr (kTranslates) chunk.word[i] = translated_word<Machine>(chunk.word[i], nans_[step]);
+        }
         Machine::store_shared(tile.chunk(row, run), chunk);
       } else if constexpr (C.in_f32()) {
         TILEWISE_UNROLL
@@ -272,7 +276,7 @@ class RowLoader {
   int64_t scale_row_[kScaled ? kSteps : 1];
   float scale_[kScaled ? kSteps : 1];
   Run held_[kSteps];
-  ByteNans nans_[C.in_bytes() ? kSteps : 1];
+  ByteNans nans_[kTranslates ? kSteps : 1];
 };
 
 /// What RowLoader has left of a row in a tile of bytes.

@@ -2,7 +2,7 @@
 // whatever type and wherever they lie. While a tile is multiplied the next ones are on their way.
 #pragma once
 
-#include "device/product/operand.h"
+#include "device/product/lane_scales.h"
 #include "device/product/sums.h"
 #include "device/tile/contract.h"
 
@@ -21,7 +21,10 @@ class Product {
   static constexpr bool kOneFactor = C.b.scale_use == kScaleSums && C.b.halves == 0 && C.b.scale_rows >= C.block_n;
   static_assert(kScaledDepth % C.block_k == 0, "a tile has one scale");
   /// What a product of the operands' elements counts.
-  static constexpr float kUnit = C.in_bytes() ? kUnitOfByteProducts<Machine> : 1.0f;
+  static constexpr float kUnit = C.in_bytes() && !C.scales_products() ? kUnitOfByteProducts<Machine> : 1.0f;
+  static constexpr bool kScales = C.scales_products();
+  using Scales = Choose<kScales, PairScales<Ops, C>, NoScales>;
+  static_assert(!kScales || (C.in_bytes() && C.block_k % 64 == 0), "the matrix unit scales bytes");
   static_assert(C.stages >= 2, "a tile is multiplied while the next one lands");
 
   struct Stage {
@@ -36,8 +39,8 @@ class Product {
   };
 
   /// Adds the products of depth [begin, end) to `sums`. `begin` is a multiple of block_k, and of the scales' depth
-  /// where sums are scaled; an empty range adds nothing. Sums of bytes begin as zeros. All lanes of the block call it;
-  /// shared memory is free for other uses after a barrier.
+  /// where sums are scaled (`end` of 64 where products are); an empty range adds nothing. Sums of bytes begin as zeros.
+  /// All lanes of the block call it; shared memory is free for other uses after a barrier.
   TILEWISE_INLINE static void run(Shared& shared, const OperandRows& a, const OperandRows& b, int64_t begin,
                                   int64_t end, Sums& sums) {
     if (begin >= end) return;
@@ -64,6 +67,8 @@ class Product {
       commit();
       finish(step);
     }
+    const Scales scales(a, b, sums);
+    typename Scales::Held next_scales = scales.load(begin, end);
     Sums part(Machine::wave());
     if constexpr (kScaledDepth != 0) part.clear();
     TILEWISE_NO_UNROLL
@@ -73,16 +78,21 @@ class Product {
       start(step + C.stages - 1);
       commit();
       const Stage& stage = shared.stage[step % C.stages];
-      if constexpr (kScaledDepth == 0) {
-        sums.multiply(stage.a, stage.b);
+      const typename Scales::Held held_scales = next_scales;
+      next_scales = scales.load(begin + int64_t{step + 1} * C.block_k, end);
+      Sums& here = kScaledDepth == 0 ? sums : part;
+      if constexpr (kScales) {
+        here.multiply_scaled(stage.a, stage.b, held_scales);
       } else {
-        part.multiply(stage.a, stage.b);
+        here.multiply(stage.a, stage.b);
+      }
+      if constexpr (kScaledDepth != 0) {
         const int64_t next = begin + int64_t{step + 1} * C.block_k;
         if (next % kScaledDepth == 0 || next >= end) add_scaled(a, b, next - C.block_k, part, sums);
       }
       finish(step + C.stages - 1);
     }
-    if constexpr (C.in_bytes()) {
+    if constexpr (C.in_bytes() && !kScales) {
       if constexpr (kScaledDepth == 0) sums.multiply_by(kUnit);
       if constexpr (kKnowsFnuz<Machine>) {
         Machine::barrier();

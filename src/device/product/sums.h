@@ -32,11 +32,19 @@ class MatrixSums {
     }
   }
 
+  /// The same of bytes with scales of the wave's rows and columns, as the matrix unit takes them.
+  template <class A, class B, class Scales>
+  TILEWISE_INLINE void multiply_scaled(const A& a, const B& b, const Scales& scales) {
+    Ops::template mma_scaled<C.b.type == kProductE2m1>(tile_, rows_of(a, first_row_), rows_of(b, first_col_), scales.a,
+                                                       scales.b);
+  }
+
   /// The same, b held in registers: the wave's own rows of it.
   template <class A, class Operand>
   TILEWISE_INLINE void multiply_held(const A& a, const Operand& b) {
     mma_ABt(tile_, part_of(a, first_row_), b);
   }
+  TILEWISE_INLINE int first_row() const { return first_row_; }
   TILEWISE_INLINE int first_col() const { return first_col_; }
   TILEWISE_INLINE Tile& tile() { return tile_; }
 

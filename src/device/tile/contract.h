@@ -38,6 +38,7 @@ concept AccumulatorLayout = requires(int lane, int i) {
 ///   numbers_of_e4m3(four floats, word)             the same of e4m3
 ///   numbers_of_e2m1(eight floats, word)            the same of e2m1
 ///   mma_bytes<kPart>(sums, bytes, bytes)           one of kByteProducts instructions that multiply fp8 as it is
+///   mma_scaled<kFours>(sums, bytes, scale, bytes, scale)    of fp8, or e2m1 where kFours, times powers of two
 ///   unknown(word)               the same word, of whose bits the compiler knows nothing
 ///   kDies                       dies with a cache of their own, to which blocks go in turn
 ///   kSparesScalars              see platform.h

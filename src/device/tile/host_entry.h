@@ -12,6 +12,8 @@ enum class HostMatrix : int32_t {
   kMmaM16N8K16,
   kMfma32x32x16,
   kMfma32x32x16Fp8,
+  kMfmaScaled32x32x64,       // operands are 8 words and their scale's
+  kMfmaScaled32x32x64Fours,  // the same, of e2m1 times e4m3
   kWmma16x16x16,
   kWmma16x16x16Halves,
   kWmma16x16x32

@@ -55,6 +55,17 @@ struct CdnaMachine : AmdMachine<64> {
     d.value = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(
         __builtin_bit_cast(Bytes, a), __builtin_bit_cast(Bytes, b), d.value, kFp8, kFp8, 0, 0, 0, 0);
   }
+  /// The same of rows of two stretches of 32 numbers, each times 2^(scale - 127): a lane's scale is that of row
+  /// lane % 32 and stretch lane / 32. kFours: a's are e2m1, of which a lane has a stretch, in half[0].
+  template <bool kFours>
+  TILEWISE_INLINE static void mma_scaled(CdnaAccumulator& d, const CdnaBytes& a, uint32_t a_scale, const CdnaBytes& b,
+                                         uint32_t b_scale) {
+    using Bytes = int __attribute__((ext_vector_type(8)));
+    constexpr int kFp8 = 0, kFp4 = 4, kLowestByte = 0;
+    d.value = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(
+        __builtin_bit_cast(Bytes, a), __builtin_bit_cast(Bytes, b), d.value, kFours ? kFp4 : kFp8, kFp8, kLowestByte,
+        static_cast<int>(a_scale), kLowestByte, static_cast<int>(b_scale));
+  }
 #elif defined(__gfx942__)
   static constexpr int kByteProducts = 4;
   template <int kPart>

@@ -227,6 +227,17 @@ struct HostCdnaMachine : HostAmdMachine<64> {
     host_block->multiply(HostMatrix::kMfma32x32x16Fp8, kE4m3, &d[0], reinterpret_cast<const uint32_t*>(&a) + 2 * kPart,
                          reinterpret_cast<const uint32_t*>(&b) + 2 * kPart);
   }
+  template <bool kFours>
+  TILEWISE_INLINE static void mma_scaled(CdnaAccumulator& d, const CdnaBytes& a, uint32_t a_scale, const CdnaBytes& b,
+                                         uint32_t b_scale) {
+    struct Scaled {
+      CdnaBytes bytes;
+      uint32_t scale;
+    } const left{a, a_scale}, right{b, b_scale};
+    constexpr HostMatrix kMatrix = kFours ? HostMatrix::kMfmaScaled32x32x64Fours : HostMatrix::kMfmaScaled32x32x64;
+    host_block->multiply(kMatrix, kE4m3, &d[0], reinterpret_cast<const uint32_t*>(&left),
+                         reinterpret_cast<const uint32_t*>(&right));
+  }
 };
 
 /// Stands in for RdnaMachine.

@@ -110,6 +110,34 @@ struct CdnaOps {
     }
   }
 
+  /// The same of bytes, and of fours of B where kFours, times powers of two: own(r, k) and other(c, k) are this lane's,
+  /// of row lane % 32 of a tile and of half lane / 32 of the 64 steps from 64 k on.
+  template <bool kFours, int Rows, int Cols, int Own, int Depth, bool kTight, class Tile, class OwnScale, class Scale>
+  TILEWISE_INLINE static void mma_scaled(Fragment<CdnaOps, Rows, Cols>& to,
+                                         const TilePart<ByteRows<Own, Depth>, kTight>& a, const Tile& b,
+                                         const OwnScale& own_scale, const Scale& other_scale) {
+    static_assert(Depth % 64 == 0);
+    const auto right = part_of(b);
+    TILEWISE_UNROLL
+    for (int k = 0; k < Depth / 64; ++k) {
+      CdnaBytes own[Rows / 32];
+      TILEWISE_UNROLL
+      for (int r = 0; r < Rows / 32; ++r) own[r] = read_bytes(a.tile, a.first_row + 32 * r, k);
+      TILEWISE_UNROLL
+      for (int c = 0; c < Cols / 32; ++c) {
+        CdnaBytes other{};
+        if constexpr (kFours) {
+          other.half[0] = read_fours(right.tile, right.first_row + 32 * c, k);
+        } else {
+          other = read_bytes(right.tile, right.first_row + 32 * c, k);
+        }
+        TILEWISE_UNROLL
+        for (int r = 0; r < Rows / 32; ++r)
+          Machine::template mma_scaled<kFours>(to.tile[r][c], other, other_scale(c, k), own[r], own_scale(r, k));
+      }
+    }
+  }
+
   /// to += A B^T, B held in registers, A read from shared memory as it is needed.
   template <int kElement, int Rows, int Cols, int Depth, class Own, bool kTight>
   TILEWISE_INLINE static void mma_ABt(Fragment<CdnaOps, Rows, Cols>& to, const TilePart<Own, kTight>& a,
@@ -172,6 +200,13 @@ struct CdnaOps {
     for (int i = 0; i < 2; ++i)
       to.half[i] = Machine::template load_shared<HalfBytes>(tile.chunk(first_row, lane % 32, 4 * k + 2 * i, lane / 32));
     return to;
+  }
+
+  /// Fours [64 k, 64 k + 64) of 32 rows, of which a lane has a stretch of 32.
+  template <class Tile>
+  TILEWISE_INLINE static HalfBytes read_fours(const Tile& tile, int first_row, int k) {
+    const int lane = Machine::lane();
+    return Machine::template load_shared<HalfBytes>(tile.chunk(first_row, lane % 32, 2 * k, lane / 32));
   }
 
   /// d += a b^T. beside(i) is called after each of its Machine::kByteProducts instructions.

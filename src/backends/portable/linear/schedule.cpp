@@ -57,7 +57,7 @@ LinearConfig forward_config(const LinearProblem& p, const DeviceTraits& traits) 
   set_scales(c.b, p.w_format, c.element);
   c.a.vectors = has_vectors(c.a, p.unaligned, p.k);
   c.b.vectors = has_vectors(c.b, p.unaligned, p.w_transposed ? p.n : p.k);
-  set_bytes(c, traits);
+  set_bytes(c, p.k, traits);
   set_tiles(c, rows_of_group(p), traits);
   set_direct(c, p.tokens, p.n, p.k, traits);
   // A token's sums don't depend on how many others there are.

@@ -130,7 +130,7 @@ ExpertUpConfig up_config(const MoeProblem& p, const DeviceTraits& traits) {
   c.a.vectors = has_vectors(c.a, p.unaligned, p.hidden);
   c.b.vectors =
       p.gate_up_transposed ? has_vectors(c.b, p.unaligned, p.intermediate) : has_vectors(c.b, p.unaligned, p.hidden);
-  set_bytes(c, traits);
+  set_bytes(c, p.hidden, traits);
   set_tiles(c, rows_of_expert(p), traits);
   // Rows of two halves share their scales where both begin at such.
   if (c.scaled_depth() == 0 || p.gate != MoeGate::concatenated || p.intermediate % 32 == 0)
@@ -171,7 +171,7 @@ ExpertRowsConfig down_config(const MoeProblem& p, const DeviceTraits& traits) {
   set_weights(c.b, p, p.down_transposed, c.element);
   c.a.vectors = has_vectors(c.a, false, p.intermediate);
   c.b.vectors = has_vectors(c.b, p.unaligned, p.down_transposed ? p.hidden : p.intermediate);
-  set_bytes(c, traits);
+  set_bytes(c, p.intermediate, traits);
   set_tiles(c, rows_of_expert(p), traits);
   set_direct(c, p.tokens * p.top_k, p.hidden, p.intermediate, traits);
   set_stages(c, traits);

@@ -80,13 +80,46 @@ std::int32_t has_vectors(const OperandConfig& o, bool unaligned, std::int64_t le
   return !unaligned && length % o.run() == 0;
 }
 
-void set_bytes(ProductConfig& c, const DeviceTraits& traits) {
+namespace {
+
+/// Leaves an operand's scales to the matrix unit where it takes them; false where elements must have them.
+bool set_product_scales(OperandConfig& o) {
+  const bool fits = o.scale_depth == 32 || (o.scale_depth % 64 == 0 && o.scale_depth > 0);
+  if (o.scale_use == device::kScaleNever) return true;
+  if (o.scale_use == device::kScaleSums) return o.scale_depth > 0 && o.scale_depth % 64 == 0;  // of sums they stay
+  if (o.scale_use == device::kScaleElements && o.scale_type == device::kScaleE8m0 && fits) {
+    o.scale_use = device::kScaleProducts;
+    return true;
+  }
+  return false;
+}
+
+/// fp8 times fp8 or e2m1.
+void set_scaled_bytes(ProductConfig& c, std::int64_t depth) {
+  constexpr std::int64_t kDeep = 64;  // of an instruction
+  ProductConfig scaled = c;
+  const bool is_fp8 = c.a.type == device::kProductE4m3;
+  const bool fits = c.b.type == device::kProductE4m3 || c.b.type == device::kProductE2m1;
+  if (!is_fp8 || !fits || c.a.transposed || c.b.transposed || !c.a.vectors || !c.b.vectors || depth % kDeep != 0)
+    return;
+  if (!set_product_scales(scaled.a) || !set_product_scales(scaled.b) || !scaled.scales_products()) return;
+  scaled.element = device::kProductE4m3;
+  c = scaled;
+}
+
+}  // namespace
+
+void set_bytes(ProductConfig& c, std::int64_t depth, const DeviceTraits& traits) {
   constexpr std::int32_t kDeep = 128;  // a step whose sums are worth a factor of their own
   const auto fits = [](const OperandConfig& o) {
     const bool by_sums = o.scale_use != device::kScaleElements || o.scale_depth == kDeep;
     return o.type == device::kProductE4m3 && !o.transposed && o.vectors != 0 && by_sums;
   };
-  if (!traits.multiplies_bytes || c.in_f32() || !fits(c.a) || !fits(c.b)) return;
+  if (!traits.multiplies_bytes || c.in_f32()) return;
+  if (!fits(c.a) || !fits(c.b)) {
+    if (traits.scales_products) set_scaled_bytes(c, depth);
+    return;
+  }
   c.element = device::kProductE4m3;
   for (OperandConfig* o : {&c.a, &c.b})
     if (o->scale_use == device::kScaleElements) o->scale_use = device::kScaleSums;
@@ -130,6 +163,7 @@ void set_direct(ProductConfig& c, std::int64_t rows, std::int64_t columns, std::
   // A step's sums beside those of all, and bytes to translate, leave room for half of the columns.
   const std::int32_t at_once = c.scaled_depth() != 0 && traits.architecture != "gfx950" ? 256 : 512;
   if (traits.family != gpu::Family::cdna || c.in_f32() || c.block_m < kRows) return;
+  if (c.scales_products()) return;
   if (c.b.type != c.element || c.b.transposed != 0 || c.b.vectors == 0 || depth % (c.in_bytes() ? kByteDepth : 32) != 0)
     return;
   if (c.scaled_depth() != 0 && (!c.in_bytes() || c.scaled_depth() != kByteDepth || !shares_scales(c.b))) return;

@@ -32,8 +32,9 @@ void set_scales_back(device::OperandConfig& operand, const BlockFormat& format);
 /// Whether lines start on 16 bytes and are whole runs.
 [[nodiscard]] std::int32_t has_vectors(const device::OperandConfig& operand, bool unaligned, std::int64_t length);
 
-/// fp8 times fp8 without widening, where the machine does and sums can have the scales; before tiles are set.
-void set_bytes(device::ProductConfig& config, const DeviceTraits& traits);
+/// fp8 times fp8 without widening, where the machine does and sums can have the scales; before tiles are set. Scales
+/// that are powers of two, and e2m1, are the matrix unit's where it takes them.
+void set_bytes(device::ProductConfig& config, std::int64_t depth, const DeviceTraits& traits);
 /// Tiles for so many rows. Waves share the columns where rows are few.
 void set_tiles(device::ProductConfig& config, std::int64_t rows, const DeviceTraits& traits);
 /// Weights straight to registers, where they are as they are multiplied and tiles of so many columns fill the device.

@@ -39,7 +39,7 @@ class Machine:
         if shape is None:
             return 4
         m, n, k = map(int, shape.groups())
-        rate = self.flops_a_quad * (2 if re.search(r"fp8|bf8|i8", op) else 1)
+        rate = self.flops_a_quad * (2 if re.search(r"fp8|bf8|i8|f8f6f4", op) else 1)
         if self.double_rate and re.search(self.double_rate, op):
             rate *= 2
         return max(2 * m * n * k // rate, 4)

@@ -138,7 +138,8 @@ class Backward {
     for (int64_t r = 0; r < rows; ++r) {
       const RowInfo& row = t.rows[first + r];
       Real *p = w.scores + r * kKeys, *ds = w.dp + r * kKeys;
-      ScoreGradients<C, In>::row(row, b.score, span, p, ds, w.capped, w.slopes, w.draws, begin, t.dbias_key_stride);
+      ScoreGradients<C, C::template precision<In>()>::row(row, b.score, span, p, ds, w.capped, w.slopes, w.draws, begin,
+                                                          t.dbias_key_stride);
     }
     // The depth of the products over rows is padded with zeros after the last group.
     const bool last = first + rows == t.num_rows;

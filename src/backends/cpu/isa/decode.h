@@ -19,6 +19,7 @@ class Decode {
   using V = typename C::V;
   using F = typename V::F;
   using Real = typename V::Real;
+  using Weigher = Weigh<C, C::template precision<In>()>;
   using Products = DecodeProducts<C, In, Stored>;
   static constexpr int64_t kKeys = Products::kKeys;  // a block of keys that lie where a table says
   static constexpr int64_t kStridedKeys = 32;        // and of others: 8 heads of 128 dims take 128 KiB in bf16
@@ -29,7 +30,7 @@ class Decode {
   // Bytes requested before they are read: enough for memory to answer, and a fourth of the smallest first cache.
   static constexpr int64_t kRequested = 8 << 10, kMostSteps = 4;
 
-  using Places = KeyPlaces<kKeys>;
+  using Places = KeyPlaces<V, kKeys>;
   using Order = typename Products::Order;
   using Visited = PlacedRows<Stored, Products::kTogether>;
   static constexpr Order kOrder{};
@@ -51,13 +52,13 @@ class Decode {
       V::store(q + w.ldq - V::kLanes, V::zero());  // padding of up to a vector
       pack_row<C>(static_cast<const In*>(tiles[n / rows].rows[n % rows].q), tiles->head_dim, q);
       for (int64_t unit = 0; unit < w.ldq; unit += kDepth) C::order_depth(q + unit);
-      Weigh<C, In>::RowSoftmax::start(w.states[n]);
+      Weigher::RowSoftmax::start(w.states[n]);
     }
     __builtin_memset(w.out, 0, static_cast<size_t>(num_tiles * rows * w.ldo) * sizeof(Real));
     if (tiles->head_dim % (kDepth * C::kPair) == 0 && tiles->head_dim_v % kWidth == 0)
       visit_whole(tiles, num_tiles, stream, w);
     else
-      visit_placed<false>(tiles, num_tiles, stream, w);
+      visit_placed(tiles, num_tiles, stream, w, false);
     for (int64_t column = 0; column < num_tiles * rows * w.ldo; column += kElements) C::order_row(w.out + column);
     for (int32_t n = 0; n < num_tiles; ++n)
       write_output<V, In>(tiles[n], w.out + n * rows * w.ldo, w.ldo, w.states + n * rows);
@@ -104,7 +105,7 @@ class Decode {
     if constexpr (!kScaled) {
       if (stream.table.pages == nullptr) return visit_strided(tiles, num_tiles, stream, w);
     }
-    visit_placed<true>(tiles, num_tiles, stream, w);
+    visit_placed(tiles, num_tiles, stream, w, true);
   }
 
   /// Keys that are plainly a stride apart: the table of places would cost 5%.
@@ -134,13 +135,13 @@ class Decode {
       // Head after head, but all keys before all values: a block of either is read from one place.
       for (int32_t n = 0; n < num_tiles; ++n) {
         const int64_t next = n < last ? distance(tiles[n].k, tiles[n + 1].k) : from_keys;
-        scores_of<true>(t, w, n, key_skipped, rows(tiles[n].k, stream.k_stride, key_skipped, t.head_dim, next));
+        scores_of(true, t, w, n, key_skipped, rows(tiles[n].k, stream.k_stride, key_skipped, t.head_dim, next));
       }
       for (int32_t n = 0; n < num_tiles; ++n) weigh_rows(tiles[n], w, n * t.num_rows, key, end, {});
       for (int32_t n = 0; n < num_tiles; ++n) {
         const int64_t next = n < last ? distance(tiles[n].v, tiles[n + 1].v) : from_values;
-        add_values_of<true>(t, w, n, value_skipped,
-                            rows(tiles[n].v, stream.v_stride, value_skipped, t.head_dim_v, next));
+        add_values_of(true, t, w, n, value_skipped,
+                      rows(tiles[n].v, stream.v_stride, value_skipped, t.head_dim_v, next));
       }
     }
   }
@@ -187,8 +188,8 @@ class Decode {
     }
   };
 
-  template <bool kWhole>
-  static void visit_placed(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, const Scratch& w) {
+  static void visit_placed(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, const Scratch& w,
+                           bool whole) {
     const ForwardTile& t = *tiles;
     Places places(stream, t.key_begin, t.key_end);
     const int64_t portion_bytes = kPortion * t.head_dim * int64_t{sizeof(Stored)};
@@ -210,14 +211,14 @@ class Decode {
       const int64_t first = begin / kPortion, last = (end + kPortion - 1) / kPortion;
       for (int64_t portion = first; portion < last; ++portion)
         for (int32_t n = 0; n < num_tiles; ++n)
-          scores_of<kWhole>(t, w, n, 0, block.visit(portion, n, false, t.head_dim, kColumns));
+          scores_of(whole, t, w, n, 0, block.visit(portion, n, false, t.head_dim, kColumns));
       for (int32_t n = 0; n < num_tiles; ++n) {
         const Scales scales{scaled ? w.k_scales + n * kKeys : nullptr, scaled ? w.v_scales + n * kKeys : nullptr};
         weigh_rows(tiles[n], w, n * t.num_rows, key, end, scales);
       }
       for (int64_t portion = first; portion < last; ++portion)
         for (int32_t n = 0; n < num_tiles; ++n)
-          add_values_of<kWhole>(t, w, n, 0, block.visit(portion, n, true, t.head_dim_v, C::kPair));
+          add_values_of(whole, t, w, n, 0, block.visit(portion, n, true, t.head_dim_v, C::kPair));
     }
   }
 
@@ -237,8 +238,9 @@ class Decode {
   /// The scales of a block's keys [begin, end), head after head, and 1 for the others, whose weights stay 0 by that.
   /// The next block's are requested. Before the products, not after: whole vectors of what was stored one by one are
   /// not there to be loaded at once.
-  static void take_scales(const TokenScales& from, const Places& places, typename Places::Stream stream, int64_t heads,
-                          int64_t begin, int64_t end, Real* to) {
+  [[gnu::noinline]] static void take_scales(const TokenScales& from, const Places& places,
+                                            typename Places::Stream stream, int64_t heads, int64_t begin, int64_t end,
+                                            Real* to) {
     if (end - begin < kKeys)
       for (int64_t n = 0; n < heads * kKeys; n += V::kLanes) V::store(to + n, V::set1(1.0f));
     const float* origin = from.scales + places.origin(stream);
@@ -257,18 +259,21 @@ class Decode {
   }
 
   /// Of tile n, with keys from `column` of the block on.
-  template <bool kWhole, class Rows>
-  TILEWISE_INLINE static void scores_of(const ForwardTile& t, const Scratch& w, int64_t n, int64_t column,
+  template <class Rows>
+  TILEWISE_INLINE static void scores_of(bool whole, const ForwardTile& t, const Scratch& w, int64_t n, int64_t column,
                                         const Rows& keys) {
-    const int64_t first = n * t.num_rows;
-    Products::template score<kWhole>(t.num_rows, keys, w.q + first * w.ldq, w.ldq, w.scores + first * kKeys + column);
+    const Real* const q = w.q + n * t.num_rows * w.ldq;
+    Real* const scores = w.scores + n * t.num_rows * kKeys + column;
+    whole ? Products::template score<true>(t.num_rows, keys, q, w.ldq, scores)
+          : Products::template score<false>(t.num_rows, keys, q, w.ldq, scores);
   }
-  template <bool kWhole, class Rows>
-  TILEWISE_INLINE static void add_values_of(const ForwardTile& t, const Scratch& w, int64_t n, int64_t column,
-                                            const Rows& values) {
-    const int64_t first = n * t.num_rows;
-    const Real* weights = w.probabilities + (first * kKeys + column) / C::kPair;
-    Products::template add<kWhole>(t.num_rows, values, weights, w.out + first * w.ldo, w.ldo);
+  template <class Rows>
+  TILEWISE_INLINE static void add_values_of(bool whole, const ForwardTile& t, const Scratch& w, int64_t n,
+                                            int64_t column, const Rows& values) {
+    const Real* const weights = w.probabilities + (n * t.num_rows * kKeys + column) / C::kPair;
+    Real* const out = w.out + n * t.num_rows * w.ldo;
+    whole ? Products::template add<true>(t.num_rows, values, weights, out, w.ldo)
+          : Products::template add<false>(t.num_rows, values, weights, out, w.ldo);
   }
 
   static void weigh_rows(const ForwardTile& t, const Scratch& w, int64_t first, int64_t key, int64_t end,
@@ -280,8 +285,8 @@ class Decode {
       if (scales.k)
         for (int64_t j = 0; j < kKeys; j += V::kLanes)
           V::store(scores + j, V::mul(V::load(scores + j), V::load(scales.k + j)));
-      const Real rescale = Weigh<C, In>::row(t.rows[r], t.score, span, scores, w.states[row],
-                                             w.probabilities + row * (kKeys / C::kPair), w.draws, scales.v);
+      const Real rescale = Weigher::row(t.rows[r], t.score, span, scores, w.states[row],
+                                        w.probabilities + row * (kKeys / C::kPair), w.draws, scales.v);
       if (rescale != 1.0f) Scores<V>::multiply(w.out + row * w.ldo, w.ldo, rescale);
     }
   }

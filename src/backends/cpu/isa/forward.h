@@ -16,6 +16,7 @@ template <class C, class In>
 class Forward {
   using V = typename C::V;
   using Real = typename V::Real;
+  using Weigher = Weigh<C, C::template precision<In>()>;
   static constexpr int64_t kKeys = C::kForwardKeys;   // keys of a block: whole panels
   static constexpr int64_t kGroup = C::kForwardRows;  // rows between the two products
   static_assert(kKeys % kPanel<V> == 0 && kKeys % 32 == 0);
@@ -33,7 +34,7 @@ class Forward {
     RowFunctions<V>::start(t.score.functions);
     for (int32_t r = 0; r < t.num_rows; ++r) {
       pack_row<C>(static_cast<const In*>(t.rows[r].q), t.head_dim, w.q + r * w.ldq);
-      Weigh<C, In>::RowSoftmax::start(w.states[r]);
+      Weigher::RowSoftmax::start(w.states[r]);
     }
     __builtin_memset(w.out, 0, static_cast<size_t>(t.num_rows * w.ldo) * sizeof(Real));
     const device::Visibility* next = t.blocks;
@@ -94,8 +95,8 @@ class Forward {
                   w.scores, kKeys, false);
       for (int32_t r = 0; r < rows; ++r) {
         const KeySpan span{key + begin, columns, keys - begin, all_visible};
-        const Real rescale = Weigh<C, In>::row(t.rows[first + r], t.score, span, w.scores + r * kKeys,
-                                               w.states[first + r], w.probabilities + r * (kKeys / C::kPair), w.draws);
+        const Real rescale = Weigher::row(t.rows[first + r], t.score, span, w.scores + r * kKeys, w.states[first + r],
+                                          w.probabilities + r * (kKeys / C::kPair), w.draws);
         if (rescale != 1.0f) Scores<V>::multiply(w.out + (first + r) * w.ldo, w.ldo, rescale);
       }
       const int64_t last = begin / C::kPair + columns / C::kPair;

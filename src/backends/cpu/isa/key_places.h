@@ -10,8 +10,8 @@ namespace tilewise::backends::cpu {
 
 /// The block of keys that is computed and, where there are pages, the one after it, which is fetched ahead. Keys of a
 /// block that the call does not read have the place of one that it reads: no other memory is touched, and no other
-/// entry of a page table.
-template <int64_t kBlock>
+/// entry of a page table. Of an instruction set's vectors V: what is not inlined is then that set's own.
+template <class V, int64_t kBlock>
 class KeyPlaces {
  public:
   static constexpr int64_t kKeys = kBlock;     // of a block
@@ -29,7 +29,7 @@ class KeyPlaces {
         strides_{s.k_stride, s.v_stride, s.k_scales.key_stride, s.v_scales.key_stride} {}
 
   /// On to the block that starts at `key`, a multiple of kKeys: the first one, then each in turn.
-  TILEWISE_INLINE void move_to(int64_t key) {
+  [[gnu::noinline]] void move_to(int64_t key) {
     key_ = key;
     if (pages_ == nullptr) return fill_strided();
     if (!filled_) fill_paged(key);

@@ -12,15 +12,22 @@ TILEWISE_INLINE constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+/// The last units of a row, `count` elements. Not inlined: it stands behind every load of 16 in a row. Static: types of
+/// compute are shared by instruction sets, whose code is not.
+template <class C, class In>
+[[gnu::noinline]] static typename C::V::F load_last_units(const In* from, int64_t count) {
+  alignas(64) In tail[int64_t{C::V::kLanes} * C::kPair] = {};
+  for (int64_t i = 0; i < count; ++i) tail[i] = from[i];
+  return C::load_units(tail);
+}
+
 /// One vector of units starting at element `begin` of a row of `size` elements, zeros beyond
 /// its end. Never reads past the row.
 template <class C, class In>
 TILEWISE_INLINE typename C::V::F load_units(const In* row, int64_t begin, int64_t size) {
   constexpr int64_t kElements = int64_t{C::V::kLanes} * C::kPair;
   if (begin + kElements <= size) return C::load_units(row + begin);
-  alignas(64) In tail[kElements] = {};
-  for (int64_t i = begin; i < size; ++i) tail[i - begin] = row[i];
-  return C::load_units(tail);
+  return load_last_units<C>(row + begin, size - begin);
 }
 
 /// Units along K for `size` elements, padding included.

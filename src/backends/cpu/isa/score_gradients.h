@@ -7,19 +7,19 @@
 
 namespace tilewise::backends::cpu {
 
-template <class C, class In>
+template <class C, Precision kPrecision>
 struct ScoreGradients {
   using V = typename C::V;
   using F = typename V::F;
   using Real = typename V::Real;
   static constexpr auto kLowest = static_cast<Real>(sizeof(Real) == sizeof(double) ? -__DBL_MAX__ : -__FLT_MAX__);
-  static constexpr Precision kPrecision = C::template precision<In>();
 
   /// In: q·k in `p` and dout·v in `ds` over the span. Out: dropped (not yet scaled by 1/(1 - p))
   /// probabilities and dS = P * (dP - delta) through score_mod and softcap, exactly 0 where nothing is seen.
   /// dS before softcap's factor is added to row.dbias, `offset` keys from the block's first.
-  static void row(const RowInfo& row, const ScoreParams& params, const KeySpan& span, Real* p, Real* ds, Real* capped,
-                  Real* slopes, uint16_t* draws, int64_t offset, int64_t dbias_key_stride) {
+  [[gnu::noinline]] static void row(const RowInfo& row, const ScoreParams& params, const KeySpan& span, Real* p,
+                                    Real* ds, Real* capped, Real* slopes, uint16_t* draws, int64_t offset,
+                                    int64_t dbias_key_stride) {
     const int64_t begin = row.key_begin > span.key ? row.key_begin - span.key : 0;
     const int64_t end = row.key_end - span.key < span.columns ? row.key_end - span.key : span.columns;
     if (begin >= end) {

@@ -14,16 +14,18 @@ namespace tilewise::backends::cpu {
 template <class V>
 inline constexpr int64_t kSpanKeys = kPanel<V> > 32 ? kPanel<V> : 32;
 
-template <class C, class In>
+template <class C, Precision kPrecision>
 struct Weigh {
   using V = typename C::V;
   using Real = typename V::Real;
-  using RowSoftmax = Softmax<C, C::template precision<In>()>;
+  using RowSoftmax = Softmax<C, kPrecision>;
 
   /// `scores` (q·k) are overwritten; `probabilities` become an A operand, dropout applied, times the values' scales
-  /// where these are not null. Returns what the row's accumulated outputs must be multiplied by.
-  static Real row(const RowInfo& row, const ScoreParams& p, const KeySpan& span, Real* scores, RowState<V>& state,
-                  Real* probabilities, uint16_t* draws, const Real* value_scales = nullptr) {
+  /// where these are not null. Returns what the row's accumulated outputs must be multiplied by. Not inlined: one for
+  /// all element types and ways of reading keys, it is a fifth of the kernels' code where each has its own.
+  [[gnu::noinline]] static Real row(const RowInfo& row, const ScoreParams& p, const KeySpan& span, Real* scores,
+                                    RowState<V>& state, Real* probabilities, uint16_t* draws,
+                                    const Real* value_scales = nullptr) {
     const int64_t begin = row.key_begin > span.key ? row.key_begin - span.key : 0;
     const int64_t end = row.key_end - span.key < span.columns ? row.key_end - span.key : span.columns;
     if (begin >= end) {

@@ -1,9 +1,14 @@
 # Writes a .cpp that holds every device header as text. Run as a script, with OUTPUT, ROOT (the folder that includes are
-# rooted at) and HEADERS (paths below it, separated by |).
+# rooted at) and HEADERS (paths below it, separated by |). Comments stay behind: they are a third of what the headers
+# add to a wheel, and a kernel whose comments changed is the same one. Lines keep their numbers.
 string(REPLACE "|" ";" headers "${HEADERS}")
 set(rows "")
 foreach(header IN LISTS headers)
   file(READ "${ROOT}/${header}" text)
+  if(text MATCHES "\"[^\"\n]*//")
+    message(FATAL_ERROR "${header}: no literal may hold what begins a comment (got ${CMAKE_MATCH_0})")
+  endif()
+  string(REGEX REPLACE " *//[^\n]*" "" text "${text}")
   # A compiler may limit the length of one literal (65536 characters is what the standard asks for); neighbours join.
   set(literals "")
   string(LENGTH "${text}" length)

@@ -39,6 +39,7 @@ TEST(DeviceSources, AreTheHeadersSortedByPath) {
   ASSERT_NE(mask, sources.end());
   EXPECT_NE(mask->text.find("#pragma once"), std::string_view::npos);
   EXPECT_TRUE(mask->text.ends_with("\n"));
+  for (const DeviceSource& source : sources) EXPECT_EQ(source.text.find("//"), std::string_view::npos) << source.path;
 }
 
 TEST(ReachableHeaders, FollowsIncludesUnderConditions) {

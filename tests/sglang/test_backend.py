@@ -7,13 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from attending import backend, draw, run
 from sglang.srt.arg_groups import choices
-from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_context
-from sglang_batches import buffers, fill, make_batch, make_layer, make_runner, mha_pool, mla_pool, swa_pool
+from sglang_batches import (
+    buffers,
+    fill,
+    make_batch,
+    make_layer,
+    make_runner,
+    mha_pool,
+    mla_pool,
+    swa_pool,
+)
 
 import tilewise.sglang
 
@@ -21,36 +30,6 @@ SEEDS = range(3)
 MODES = ("EXTEND", "MIXED", "DECODE")
 # Beside sums in another order: of weights and values near one.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
-
-
-@pytest.fixture(autouse=True)
-def published() -> Any:
-    """SGLang reads how it was started from one place of a process."""
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    with get_context().override_server_args():
-        yield
-
-
-def backend(runner: Any) -> Any:
-    tilewise.sglang.register()
-    return ATTENTION_BACKENDS["tilewise"](runner)
-
-
-def draw(batch: Any, layer: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values of a step as models make them: columns of one row."""
-    tokens = len(batch.input_ids)
-    sizes = [layer.tp_q_head_num * layer.qk_head_dim, layer.tp_k_head_num * layer.qk_head_dim,
-             layer.tp_v_head_num * layer.v_head_dim]  # fmt: skip
-    q, k, v = torch.randn(tokens, sum(sizes)).to(dtype).split(sizes, dim=-1)
-    return q, k.view(tokens, -1, layer.qk_head_dim), v.view(tokens, -1, layer.v_head_dim)
-
-
-def run(runner: Any, make: Any, batch: Any, layer: Any, tensors: Any, **options: Any) -> torch.Tensor:
-    attention = make(runner)
-    attention.init_forward_metadata(batch)
-    q, k, v = (tensor if tensor is None else tensor.clone() for tensor in tensors)
-    return attention.forward(q, k, v, layer, batch, **options)
 
 
 def both(runner: Any, batch: Any, layer: Any, tensors: Any, dtype: torch.dtype, **options: Any) -> None:
@@ -360,5 +339,3 @@ def test_runners_that_are_refused() -> None:
     ):
         with pytest.raises(NotImplementedError, match=message):
             backend(make_runner(mha_pool(2, 64, torch.float32), **facts))
-    with pytest.raises(NotImplementedError, match=r"CUDA graphs: must be off \(--disable-cuda-graph\)"):
-        backend(make_runner(mha_pool(2, 64, torch.float32))).init_cuda_graph_state(4, 4)

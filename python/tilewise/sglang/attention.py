@@ -7,7 +7,6 @@ Models with windows have a pool of fewer places for their windowed layers: its t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,24 +17,12 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_exec
 
 import tilewise
+from tilewise.sglang.graphs import GraphState
 from tilewise.sglang.known import announce, refuse_meanings
 from tilewise.sglang.refusals import refuse, refuse_batch, refuse_layer, refuse_phase, refuse_runner
+from tilewise.sglang.steps import Step, added_tokens, longest_of
 
-__all__ = ["Step", "TilewiseAttnBackend"]
-
-
-@dataclass
-class Step:
-    """What all layers of a forward pass share."""
-
-    tokens: int  # what follows in q is padding
-    max_seqlen_q: int
-    has_prefix: bool  # some request has tokens in the pool from before
-    cu_seqlens_q: torch.Tensor  # int32 [requests + 1]
-    cache_seqlens: torch.Tensor  # int32 [requests], with the step's own tokens
-    block_table: torch.Tensor  # int32 [requests, pages]
-    swa_block_table: torch.Tensor | None  # of windowed layers that have a pool of their own
-    swa_out_cache_loc: torch.Tensor | None
+__all__ = ["TilewiseAttnBackend"]
 
 
 class TilewiseAttnBackend(AttentionBackend):
@@ -55,9 +42,9 @@ class TilewiseAttnBackend(AttentionBackend):
         self._options: dict[str, Any] = {}
         if get_exec().deterministic.enable_deterministic_inference:
             self._options["batch_invariant"] = True
-
-    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        refuse("CUDA graphs", "must be off (--disable-cuda-graph)", f"graphs of {max_bs} requests")
+        pool = self.token_to_kv_pool
+        self._has_windows = type(pool) is SWAKVPool and pool.swa_layer_nums > 0
+        self._graphs: GraphState | None = None
 
     # ---- once a step --------------------------------------------------------------------------
 
@@ -70,25 +57,49 @@ class TilewiseAttnBackend(AttentionBackend):
         lengths, seq_lens = self._query_lengths(forward_batch)
         starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
         torch.cumsum(torch.tensor(lengths, dtype=torch.int32), 0, out=starts[1:])
-        added = forward_batch.spec_info.draft_token_num if forward_batch.forward_mode.is_target_verify() else 0
-        known = forward_batch.seq_lens_cpu if forward_batch.seq_lens_cpu is not None else forward_batch.seq_lens
-        longest = int(known.max()) + added
+        places, swa_places, swa_out = self._tables(
+            forward_batch, longest_of(forward_batch, added_tokens(forward_batch))
+        )
         prefix = forward_batch.extend_prefix_lens_cpu
-        places = self.req_to_token_pool.req_to_token[:, : longest : self.page_size][forward_batch.req_pool_indices]
-        pool, swa_places, swa_out = self.token_to_kv_pool, None, None
-        if type(pool) is SWAKVPool and pool.swa_layer_nums > 0:
-            swa_places = pool.translate_loc_from_full_to_swa(places)
-            swa_out = pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
         self.forward_metadata = Step(
             tokens=sum(lengths),
             max_seqlen_q=max(lengths),
             has_prefix=not forward_batch.forward_mode.is_extend() or prefix is None or any(prefix),
             cu_seqlens_q=starts.to(self.device, non_blocking=True),
             cache_seqlens=seq_lens.to(torch.int32),
-            block_table=self._pages_of(places),
-            swa_block_table=None if swa_places is None else self._pages_of(swa_places),
+            block_table=places,
+            swa_block_table=swa_places,
             swa_out_cache_loc=swa_out,
         )
+
+    def _tables(self, batch: Any, tokens: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Of a batch's requests, pages of their first tokens, the same of windowed layers, and where those write."""
+        places = self.req_to_token_pool.req_to_token[:, : tokens : self.page_size][batch.req_pool_indices]
+        if not self._has_windows:
+            return self._pages_of(places), None, None
+        translate = self.token_to_kv_pool.translate_loc_from_full_to_swa
+        return self._pages_of(places), self._pages_of(translate(places)), translate(batch.out_cache_loc)
+
+    # ---- CUDA graphs --------------------------------------------------------------------------
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Tensors for the largest batch that is to be captured."""
+        pages = -(-self.req_to_token_pool.req_to_token.shape[1] // self.page_size)
+        self._graphs = GraphState.of(max_bs, max_num_tokens, pages, self._has_windows, self.device)
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """The length of requests that pad a batch."""
+        return 1
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Before a capture and before each replay: fills the tensors that the captured launches read.
+
+        Raises NotImplementedError by name for a batch of an unknown kind, and for prompts.
+        """
+        refuse_batch(forward_batch)
+        if self._graphs is None:
+            raise RuntimeError("CUDA graphs: init_cuda_graph_state() must come before a capture (got none)")
+        self.forward_metadata = self._graphs.step_of(forward_batch, self._tables)
 
     def _query_lengths(self, batch: Any) -> tuple[list[int], torch.Tensor]:
         """How many new tokens each request has, and how many there are with them."""

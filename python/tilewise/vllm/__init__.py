@@ -57,4 +57,5 @@ def register() -> None:
             "use --attention-backend CUSTOM"
         )
     if "experts" in asked:
-        importlib.import_module("tilewise.vllm.experts").install()
+        for module in ("experts", "quantised"):
+            importlib.import_module(f"tilewise.vllm.{module}").install()

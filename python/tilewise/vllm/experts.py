@@ -15,7 +15,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 import tilewise
 from tilewise.vllm.asked import announce, vllm_logger
 
-__all__ = ["TilewiseExperts", "install"]
+__all__ = ["TilewiseExperts", "compute", "form_of", "install", "obstacle"]
 
 # vLLM's activations as moe() takes them. gpt-oss's has numbers, which a layer may give.
 _FORMS: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ _OAI_BETA = 1.0
 _BIASES = {"gate_up_bias": "w13_bias", "down_bias": "w2_bias"}
 
 
-def _form(layer: Any) -> dict[str, Any]:
+def form_of(layer: Any) -> dict[str, Any]:
     """What a layer's experts do between their products, as moe() takes it."""
     form = _FORMS[layer.activation.value]
     if form["activation"] != "swiglu_oai":
@@ -42,14 +42,12 @@ def _form(layer: Any) -> dict[str, Any]:
     return {**form, **{name: _OAI[name] if value is None else value for name, value in given.items()}}
 
 
-def _obstacle(layer: Any, moe: Any) -> str | None:
-    """Why moe() cannot compute a layer; None where it can."""
+def obstacle(layer: Any, moe: Any) -> str | None:
+    """Why moe() cannot compute a layer, whatever its weights are; None where it can."""
     ranks = moe.moe_parallel_config
     sizes = {name: getattr(ranks, f"{name}_size") for name in ("tp", "pcp", "dp", "ep", "sp")}
     if any(size > 1 for size in sizes.values()):
         return f"its experts are spread over ranks ({sizes})"
-    if layer.expert_map is not None:
-        return "it has a map of experts"
     activation = layer.activation.value
     if activation not in _FORMS:
         return f"moe() has no activation {activation}"
@@ -60,10 +58,28 @@ def _obstacle(layer: Any, moe: Any) -> str | None:
     for name, value in numbers.items():
         if value is not None:
             return f"its {activation} has {name}={value}"
+    return None
+
+
+def _obstacle_of_loaded(layer: Any, moe: Any) -> str | None:
+    """obstacle() of a layer whose weights are there, unquantised."""
+    if layer.expert_map is not None:
+        return "it has a map of experts"
     dtypes = {layer.w13_weight.dtype, layer.w2_weight.dtype}
     if not dtypes <= {torch.float32, torch.bfloat16, torch.float16}:
         return f"its weights are {', '.join(sorted(map(str, dtypes)))}"
-    return None
+    return obstacle(layer, moe)
+
+
+def compute(
+    layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, **quantised: Any
+) -> torch.Tensor:
+    """A layer's experts of x, [tokens, hidden]; quantised: moe()'s arguments about the weights' format."""
+    biases: dict[str, Any] = {name: getattr(layer, theirs, None) for name, theirs in _BIASES.items()}
+    return tilewise.moe(
+        x, topk_ids, topk_weights, layer.w13_weight, layer.w2_weight, **biases, **form_of(layer),
+        weight_on_input=layer.apply_router_weight_on_input, **quantised,
+    )  # fmt: skip
 
 
 class TilewiseExperts(UnquantizedFusedMoEMethod):
@@ -81,7 +97,7 @@ class TilewiseExperts(UnquantizedFusedMoEMethod):
         return None if self._ours else super().maybe_make_prepare_finalize(*arguments, **more)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        reason = _obstacle(layer, self.moe)
+        reason = _obstacle_of_loaded(layer, self.moe)
         self._ours = reason is None
         if reason is None:
             announce("unquantised experts")
@@ -95,11 +111,7 @@ class TilewiseExperts(UnquantizedFusedMoEMethod):
         """x: [tokens, hidden]. Shared experts have run before: they are summed elsewhere."""
         if not self._ours:
             return super().forward_native(layer, x, topk_weights, topk_ids, *shared, **more)
-        biases: dict[str, Any] = {name: getattr(layer, theirs, None) for name, theirs in _BIASES.items()}
-        return tilewise.moe(
-            x, topk_ids, topk_weights, layer.w13_weight, layer.w2_weight, **biases, **_form(layer),
-            weight_on_input=layer.apply_router_weight_on_input,
-        )  # fmt: skip
+        return compute(layer, x, topk_weights, topk_ids)
 
 
 def install() -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,10 +110,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--new", type=integer(2), default=32, help="tokens of an answer (default: 32)")
     parser.add_argument("--threads", type=integer(1), default=1, help="of the CPU (default: 1)")
     parser.add_argument("--rounds", type=integer(1), default=2, help="of each; the best counts (default: 2)")
+    parser.add_argument("--turns", type=integer(1), default=1, help="that engines take; medians count (default: 1)")
     parser.add_argument("--cache-gib", type=integer(1), help="of keys and values; larger cases are left out")
     parser.add_argument("--attentions", type=list_of(str), help="by name (default: all that the device has)")
     parser.add_argument(
-        "--filled", action="store_true", help="cuda: a cache of random numbers stands for prompts, which take no time"
+        "--filled", action="store_true", help="a cache of random numbers stands for prompts, which take no time"
     )
     parser.add_argument(
         "--uncompiled", action="store_true", help="cuda: graphs of decoding without torch.compile, which starts sooner"
@@ -125,9 +127,8 @@ def parse_arguments() -> argparse.Namespace:
     fill_in(options, DEFAULTS[options.device])
     if options.from_json is None and not options.python.exists():
         parser.error(f"argument --python: must be a program (got {str(options.python)!r}: scripts/bootstrap.sh vllm)")
-    for name in ("filled", "uncompiled"):
-        if getattr(options, name) and options.device == "cpu":
-            parser.error(f"argument --{name}: must be with --device cuda (got cpu)")
+    if options.uncompiled and options.device == "cpu":
+        parser.error("argument --uncompiled: must be with --device cuda (got cpu)")
     known = tuple(ATTENTIONS[options.device])
     options.attentions = options.attentions or list(known)
     for name in options.attentions:
@@ -154,11 +155,6 @@ def threads_environment(threads: int) -> dict[str, str]:
 def gpu_engine(options: argparse.Namespace) -> Json:
     """What vLLM is told on a GPU, whatever the attention."""
     engine: Json = {"kv_cache_memory_bytes": options.cache_gib << 30}
-    if options.filled:
-        engine["kv_transfer_config"] = {
-            "kv_connector": "DecodeBenchConnector", "kv_role": "kv_both",
-            "kv_connector_extra_config": {"fill_mean": 0.0, "fill_std": 0.3},
-        }  # fmt: skip
     if options.uncompiled:
         engine["compilation_config"] = {
             "mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sorted(set(options.batches)),
@@ -166,8 +162,18 @@ def gpu_engine(options: argparse.Namespace) -> Json:
     return engine
 
 
+def filled_engine() -> Json:
+    """What vLLM is told for a cache of random numbers."""
+    return {
+        "kv_transfer_config": {
+            "kv_connector": "DecodeBenchConnector", "kv_role": "kv_both",
+            "kv_connector_extra_config": {"fill_mean": 0.0, "fill_std": 0.3},
+        }
+    }  # fmt: skip
+
+
 def wanted_of(options: argparse.Namespace, model: str, attention: str, profile: bool) -> Json:
-    """What engine_run.py is told."""
+    """What engine_run.py is told. A CPU's engine is timed and profiled in one process, a GPU's in two."""
     shape = SHAPES[model]
     longest = max(options.prompts) + max(options.new, 1 + PROFILED_STEPS)
     config: Json = {**shape.config, "max_position_embeddings": longest, "bos_token_id": 1, "eos_token_id": 2}
@@ -181,11 +187,15 @@ def wanted_of(options: argparse.Namespace, model: str, attention: str, profile: 
         environment |= {"VLLM_CPU_KVCACHE_SPACE": str(options.cache_gib), **threads_environment(options.threads)}
     else:
         engine |= gpu_engine(options)
+    if options.filled:
+        engine |= filled_engine()
+    timed = options.device == "cpu" or not profile
     return {
         "config_class": shape.config_class, "architecture": shape.architecture, "config": config,
         "dtype": DTYPES[options.dtype][0], "max_model_len": longest, "max_num_seqs": max(options.batches),
         # Graphs hide operators from the profiler, and a CPU compiles for longer than a short run takes.
-        "eager": profile or options.device == "cpu", "cases": cases, "new": options.new, "rounds": options.rounds,
+        "eager": profile or options.device == "cpu", "cases": cases, "new": options.new,
+        "rounds": options.rounds if timed else 0,
         "profiled_steps": PROFILED_STEPS if profile else 0, "device": options.device, "environment": environment,
         "engine": engine,
     }  # fmt: skip
@@ -205,26 +215,51 @@ def run_engine(options: argparse.Namespace, wanted: Json) -> Json:
         return found
 
 
+def turn(options: argparse.Namespace, model: str, attention: str) -> Json:
+    """An engine's rows, timed and profiled."""
+    print(f"{model}, {attention}", file=sys.stderr, flush=True)
+    both = options.device == "cpu" and not options.no_shares
+    found = run_engine(options, wanted_of(options, model, attention, both))
+    if options.device != "cpu" and not options.no_shares:
+        profiled = run_engine(options, wanted_of(options, model, attention, True))["rows"]
+        found["rows"] = [{**row, "shares": other["shares"]} for row, other in zip(found["rows"], profiled)]
+    return found
+
+
+def try_turn(options: argparse.Namespace, model: str, attention: str, notes: list[str]) -> list[Json]:
+    """turn(), or none and a note."""
+    try:
+        return [turn(options, model, attention)]
+    except RuntimeError as error:
+        if attention == TILEWISE:
+            raise
+        notes.append(f"{model} on {attention} did not run: {error}")
+        return []
+
+
+def medians(found: Sequence[Json]) -> Json:
+    """Of some turns' numbers, however deep they lie; what is no number is that of the first."""
+    first = found[0]
+    if isinstance(first, dict):
+        return {name: medians([other[name] for other in found]) for name in first}
+    return statistics.median(found) if isinstance(first, float) else first  # type: ignore[return-value]
+
+
 def measure(options: argparse.Namespace) -> Json:
-    """Every model on every attention. What cannot be started is a note, unless it is Tilewise's."""
+    """Every model on every attention, which take turns. What cannot be started is a note, unless it is Tilewise's."""
     results: Json = {"rows": [], "notes": [], "start_s": {}, "device": options.device, "dtype": options.dtype}
     for model in options.models:
-        for attention in options.attentions:
-            print(f"{model}, {attention}", file=sys.stderr, flush=True)
-            try:
-                timed = run_engine(options, wanted_of(options, model, attention, False))
-                rows = timed["rows"]
-                if not options.no_shares:
-                    profiled = run_engine(options, wanted_of(options, model, attention, True))["rows"]
-                    rows = [{**row, "shares": other["shares"]} for row, other in zip(rows, profiled)]
-            except RuntimeError as error:
-                if attention == TILEWISE:
-                    raise
-                results["notes"].append(f"{model} on {attention} did not run: {error}")
+        turns: dict[str, list[Json]] = {attention: [] for attention in options.attentions}
+        for number in range(options.turns):
+            for attention in [name for name in turns if number == 0 or turns[name]]:
+                turns[attention] += try_turn(options, model, attention, results["notes"])
+        for attention, found in turns.items():
+            if not found:
                 continue
+            rows = [medians(rows) for rows in zip(*(one["rows"] for one in found))]
             results["rows"] += [{"model": model, "attention": attention, **row} for row in rows]
-            results["start_s"][f"{model}, {attention}"] = timed["start_s"]
-            results |= {"versions": timed["versions"], "hardware": timed["device"]}
+            results["start_s"][f"{model}, {attention}"] = statistics.median(one["start_s"] for one in found)
+            results |= {"versions": found[0]["versions"], "hardware": found[0]["device"]}
         kept = wanted_of(options, model, TILEWISE, False)["cases"]
         left_out = len(options.batches) * len(options.prompts) - len(kept)
         if left_out:
@@ -254,16 +289,29 @@ def by_case(rows: Sequence[Json]) -> dict[tuple[str, int, int], dict[str, Json]]
     return groups
 
 
-def ratio(found: Mapping[str, Json]) -> str:
-    """How many times as quick a token is on Tilewise as on the quickest other."""
-    others = [per_token_ms(row) for name, row in found.items() if name != TILEWISE]
-    ours = per_token_ms(found[TILEWISE]) if TILEWISE in found else 0.0
+def ratio(found: Mapping[str, Json], time_of: Callable[[Json], float] = per_token_ms) -> str:
+    """How many times as quick something is on Tilewise as on the quickest other: a token, unless time_of says what."""
+    others = [time_of(row) for name, row in found.items() if name != TILEWISE]
+    ours = time_of(found[TILEWISE]) if TILEWISE in found else 0.0
     return f"{min(others) / ours:.2f}" if others and ours > 0 else "-"
+
+
+def own_times(found: Mapping[str, Json], attention: str) -> list[str]:
+    """Of attention's own time, of a step and of a prompt: the cells of each, where a CPU's engine was profiled."""
+    cells = []
+    for part in ("step", "prompt"):
+        if all("attention_s" in row for row in found.values()):
+            quick = ratio(found, lambda row, part=part: row["attention_s"][part])  # type: ignore[misc]
+            cells += [f"{found[attention]['attention_s'][part] * 1e3:.2f}", quick if attention == TILEWISE else "-"]
+        else:
+            cells += ["-", "-"]
+    return cells
 
 
 def text(results: Json) -> str:
     """The report as Markdown."""
     lines = []
+    own = results["device"] == "cpu"
     for (model, batch, prompt), found in by_case(results["rows"]).items():
         for attention, row in found.items():
             part = row.get("shares", {})
@@ -272,9 +320,12 @@ def text(results: Json) -> str:
                 f"{row['first_s'] * 1e3:.0f}", f"{per_token_ms(row):.2f}",
                 ratio(found) if attention == TILEWISE else "-",
                 *(f"{part[name]:.0%}" if part.get(name) else "-" for name in ("attention", "experts")),
+                *(own_times(found, attention) if own else ()),
             ])  # fmt: skip
     header = ["model", "requests x prompt + new", "attention", "tokens/s", "first token, ms", "per token, ms"]
     header += ["times as quick", "share of attention", "of experts"]
+    if own:
+        header += ["attention of a step, ms", "its times as quick", "of the prompt, ms", "the prompt's times as quick"]
     threads = f"; threads: {results['threads']}" if results["threads"] else ""
     starts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in results["start_s"].items())
     facts = [

@@ -55,18 +55,41 @@ def answer(engine: Any, prompts: list[Json], new: int) -> float:
     return seconds
 
 
-def shares(engine: Any, prompts: list[Json], steps: int, device: str) -> Json:
-    """Of the time of a few steps behind a prompt, that of attention and of experts: their kernels' on a GPU."""
+def profiled(engine: Any, prompts: list[Json], steps: int, device: str) -> Json:
+    """Of the time of a few steps behind a prompt, the shares of attention and of experts: their kernels' on a GPU.
+
+    On a CPU attention's own seconds, too, of the prompt and of the quickest step.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     times: list[Json] = []
+    calls: list[list[float]] = []
     for new in (1, 1 + steps):  # the prompt's own is taken away
         with profile(activities=activities) as profiler:
             wall = answer(engine, prompts, new)
         times.append(times_of(profiler.key_averages(), wall, device))
+        calls.append(attention_calls(profiler.events()))
     found = {name: times[1][name] - times[0][name] for name in times[0]}
-    return {name: found[name] / found["all"] for name in PARTS if found["all"] > 0}
+    row: Json = {"shares": {name: found[name] / found["all"] for name in PARTS if found["all"] > 0}}
+    if device == "cpu":
+        row["attention_s"] = {"prompt": sum(calls[0]), "step": quickest_step(calls[1], len(calls[0]), steps)}
+    return row
+
+
+def attention_calls(events: Iterable[Any]) -> list[float]:
+    """Seconds of each call of attention, in order."""
+    found = [event for event in events if event.name.startswith(PARTS["attention"])]
+    return [event.cpu_time_total / 1e6 for event in sorted(found, key=lambda event: event.time_range.start)]
+
+
+def quickest_step(calls: list[float], before: int, steps: int) -> float:
+    """Of attention's calls, of which `before` are the prompt's; each step has as many, one or more a layer."""
+    each, rest = divmod(len(calls) - before, steps)
+    if each < 1 or rest:
+        raise RuntimeError(f"{steps} steps must have as many calls of attention each (got {len(calls) - before})")
+    own = calls[before:]
+    return min(sum(own[step * each : (step + 1) * each]) for step in range(steps))
 
 
 def times_of(events: Iterable[Any], wall: float, device: str) -> Json:
@@ -97,8 +120,8 @@ def measure(engine: Any, wanted: Json) -> list[Json]:
         row: Json = {"batch": batch, "prompt": length, "new": wanted["new"]}
         answer(engine, prompts, 2)  # kernels are compiled, and memory is touched
         if wanted["profiled_steps"]:
-            row["shares"] = shares(engine, prompts, wanted["profiled_steps"], wanted["device"])
-        else:
+            row |= profiled(engine, prompts, wanted["profiled_steps"], wanted["device"])
+        if wanted["rounds"]:
             row["first_s"] = min(answer(engine, prompts, 1) for _ in range(wanted["rounds"]))
             row["all_s"] = min(answer(engine, prompts, wanted["new"]) for _ in range(wanted["rounds"]))
         rows.append(row)

@@ -11,6 +11,7 @@
 
 #include "bindings.hpp"
 #include "core/num_threads.hpp"
+#include "core/openmp_threads.hpp"
 #include "core/spelling.hpp"
 #include "core/thrown.hpp"
 #include "interrupts.hpp"
@@ -81,5 +82,8 @@ NB_MODULE(_core, module) {
   module.def("set_num_threads", &tilewise::core::set_num_threads, nb::arg("num_threads"), nb::arg("torch_threads"),
              "torch_threads: torch.get_num_threads(), or 0 without torch.");
   module.def("get_num_threads", &get_num_threads, nb::arg("torch_threads"));
+  module.def(
+      "share_openmp_threads", &tilewise::core::share_openmp_threads, nb::arg("shared"),
+      "Whether calls work on the threads of the OpenMP runtime that a framework has loaded, where there is one.");
   module.def("version", &tilewise::version);
 }

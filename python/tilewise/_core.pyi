@@ -292,4 +292,9 @@ def set_num_threads(num_threads: int, torch_threads: int) -> None:
     """torch_threads: torch.get_num_threads(), or 0 without torch."""
 
 def get_num_threads(torch_threads: int) -> int: ...
+def share_openmp_threads(shared: bool) -> None:
+    """
+    Whether calls work on the threads of the OpenMP runtime that a framework has loaded, where there is one.
+    """
+
 def version() -> str: ...

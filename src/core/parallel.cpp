@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "core/interrupt.hpp"
+#include "core/openmp_threads.hpp"
 #include "core/processors.hpp"
 
 #if defined(__SSE__)
@@ -183,6 +184,11 @@ class Pool {
       return poll != nullptr ? run_aside(num_tasks, fn, poll) : run_serially(num_tasks, fn);
     }
     Job job(fn, num_tasks);
+    if (openmp_threads_are_shared()) {
+      run_on_openmp_threads(max_workers, [](void* given, int worker) { static_cast<Job*>(given)->work(worker); }, &job);
+      busy_.store(false, std::memory_order_release);
+      return job.rethrow();
+    }
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       grow(poll != nullptr ? max_workers : max_workers - 1);
@@ -258,14 +264,18 @@ class Pool {
 };
 
 /// At load, not at first use: a fork() beside that first use would find it half registered.
-[[maybe_unused]] const int kForkHandler = pthread_atfork(nullptr, nullptr, [] { Pool::forget(); });
+[[maybe_unused]] const int kForkHandler = pthread_atfork(nullptr, nullptr, [] {
+  Pool::forget();
+  forget_openmp_threads();
+});
 
 }  // namespace
 
 bool abandoned() noexcept { return Job::current_failed(); }
 
 void parallel_for(std::int64_t num_tasks, int max_workers, TaskRef fn) {
-  const Interruptible::Poll poll = num_tasks > 0 ? Interruptible::poll() : nullptr;
+  const bool pooled = num_tasks > 0 && !openmp_threads_are_shared();
+  const Interruptible::Poll poll = pooled ? Interruptible::poll() : nullptr;
   if (poll == nullptr && (max_workers <= 1 || num_tasks <= 1)) return run_serially(num_tasks, fn);
   const auto limit = static_cast<int>(std::min<std::int64_t>(num_tasks, std::max(max_workers, 1)));
   Pool::instance().run(num_tasks, limit, fn, poll);

@@ -22,24 +22,6 @@ cpu_set_t processors_of(pid_t thread) {
   return set;
 }
 
-/// Paths of the OpenMP runtimes in this process: programs may have several.
-std::vector<std::string> openmp_runtimes() {
-  std::vector<std::string> paths;
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, std::size_t, void* found) {
-        const std::string_view path = info->dlpi_name != nullptr ? info->dlpi_name : "";
-        const std::string_view file = path.substr(path.rfind('/') + 1);
-        for (const std::string_view runtime : {"libgomp", "libiomp5", "libomp"}) {
-          if (!file.starts_with(runtime)) continue;
-          static_cast<std::vector<std::string>*>(found)->emplace_back(path);
-          break;
-        }
-        return 0;
-      },
-      &paths);
-  return paths;
-}
-
 /// Adds the places of a runtime to `set`.
 void add_places(void* runtime, cpu_set_t& set) {
   const auto num_places = reinterpret_cast<int (*)()>(dlsym(runtime, "omp_get_num_places"));
@@ -68,6 +50,23 @@ cpu_set_t openmp_places() {
 }
 
 }  // namespace
+
+std::vector<std::string> openmp_runtimes() {
+  std::vector<std::string> paths;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* found) {
+        const std::string_view path = info->dlpi_name != nullptr ? info->dlpi_name : "";
+        const std::string_view file = path.substr(path.rfind('/') + 1);
+        for (const std::string_view runtime : {"libgomp", "libiomp5", "libomp"}) {
+          if (!file.starts_with(runtime)) continue;
+          static_cast<std::vector<std::string>*>(found)->emplace_back(path);
+          break;
+        }
+        return 0;
+      },
+      &paths);
+  return paths;
+}
 
 cpu_set_t process_processors() {
   cpu_set_t set = processors_of(getpid()), common;

@@ -3,7 +3,13 @@
 
 #include <sched.h>
 
+#include <string>
+#include <vector>
+
 namespace tilewise::core {
+
+/// Paths of the OpenMP runtimes in this process: programs may have several.
+[[nodiscard]] std::vector<std::string> openmp_runtimes();
 
 /// The calling thread's processors, the main thread's, and those among which OpenMP divided its own threads where it
 /// has bound the main one to some of them (GOMP_CPU_AFFINITY, OMP_PLACES, OMP_PROC_BIND). Empty: the system does not

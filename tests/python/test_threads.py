@@ -218,3 +218,30 @@ def test_a_process_that_is_bound_stays_there():
     found = run("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n" + MASKS + "masks()")
     assert found[0] == "1"
     assert set(found[3:]) == {"1"}
+
+
+def test_openmps_threads_where_they_are_shared():
+    """No thread is started then, and results are the same. A forked child has none of them, and starts its own."""
+    code = """
+import torch
+from tilewise import _core
+torch.set_num_threads(3)
+torch.randn(1 << 22).sum()
+q = torch.randn(2, 700, 4, 64).numpy()  # torch itself would wait in a child for threads that are not there
+before = tasks()
+_core.share_openmp_threads(True)
+shared = tilewise.attention(q, q, q)
+print(tasks() - before)
+child = os.fork()
+if child == 0:
+    os._exit(0 if np.array_equal(tilewise.attention(q, q, q), shared) and tasks() > 1 else 1)
+print(os.waitpid(child, 0)[1])
+_core.share_openmp_threads(False)
+print(np.array_equal(tilewise.attention(q, q, q), shared), tasks() > before)
+try:
+    _core.share_openmp_threads(True)
+    tilewise.attention(q[..., :3, :], q[..., :2, :], q[..., :2, :])
+except ValueError:
+    print("refused")
+"""
+    assert run(code) == ["0", "0", "True", "True", "refused"]

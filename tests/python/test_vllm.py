@@ -167,6 +167,15 @@ def test_another_plugins_classes_stay(
     assert "experts stay those of types.SimpleNamespace, which was registered before" in caplog.text
 
 
+@pytest.mark.parametrize("cpu", [True, False])
+def test_openmps_threads_are_shared_on_cpus(monkeypatch: pytest.MonkeyPatch, cpu: bool) -> None:
+    """By each that makes layers of attention or of experts."""
+    vllm_stand_in.install(monkeypatch, "0.32.0", cpu)
+    module("tilewise.vllm.attention").TilewiseImpl(4, 64, 0.1)
+    experts_method().process_weights_after_loading(experts_layer())
+    assert len(vllm_stand_in.SHARED) == (2 if cpu else 0)
+
+
 def test_a_release_that_is_not_known_gets_a_sentence(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

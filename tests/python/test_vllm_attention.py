@@ -37,7 +37,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_impl(heads: int = 4, head_size: int = 64, scale: float = 0.2, heads_k: int = 2, **options: Any) -> Any:
-    impl = importlib.import_module("tilewise.vllm.attention").TilewiseImpl
+    impl = getattr(importlib.import_module("tilewise.vllm.attention"), options.pop("cls", "TilewiseImpl"))
     return impl(heads, head_size, scale, heads_k, options.pop("alibi_slopes", None),
                 options.pop("sliding_window", None), options.pop("kv_cache_dtype", "auto"), **options)  # fmt: skip
 
@@ -109,11 +109,33 @@ class Batch:
             torch.testing.assert_close(out[rows].double(), want, rtol=bound, atol=bound)
 
 
+@pytest.mark.parametrize("cls", ["TilewiseImpl", "TilewiseCpuImpl"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("block_size", [16, 48, 128])
-def test_blocks_and_layouts(layout: str, block_size: int) -> None:
-    batch = Batch(make_impl(), block_size, layout)
+def test_blocks_and_layouts(layout: str, block_size: int, cls: str) -> None:
+    batch = Batch(make_impl(cls=cls), block_size, layout)
     batch.check(batch.run(), 1e-5)
+
+
+def test_where_keys_and_values_lie() -> None:
+    """Beside each other, as vLLM's other backends have them; on CPUs in halves of a head's block, without a copy."""
+    cache = torch.arange(2 * 3 * 16 * 8.0).view(2, 3, 16, 8)
+    for cls, key_row, value_row in (("TilewiseImpl", 8, 4), ("TilewiseCpuImpl", 4, 64)):
+        keys, values = make_impl(head_size=4, heads_k=3, cls=cls)._pages(cache)
+        assert keys.shape == values.shape == (2, 16, 3, 4)
+        assert (keys[1, 2, 1, 3] - keys[1, 1, 1, 3], values[0, 0, 0, 0] - keys[0, 0, 0, 0]) == (key_row, value_row)
+        assert keys.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr()
+    backend = importlib.import_module("tilewise.vllm.backend")
+    assert backend.TilewiseCpuBackend.get_impl_cls().__name__ == "TilewiseCpuImpl"
+    assert backend.TilewiseBackend.get_impl_cls().__name__ == "TilewiseImpl"
+
+
+@pytest.mark.parametrize("name", ["fp8", "bf16"])
+def test_caches_of_cpus_in_other_dtypes(name: str) -> None:
+    dtype = torch.float32 if name == "fp8" else torch.bfloat16
+    batches = [Batch(make_impl(cls=cls, kv_cache_dtype="fp8" if name == "fp8" else "auto"), dtype=dtype)
+               for cls in ("TilewiseImpl", "TilewiseCpuImpl")]  # fmt: skip
+    assert torch.equal(*(batch.run() for batch in batches))
 
 
 @pytest.mark.parametrize(("head_size", "heads", "heads_k"), [(64, 4, 4), (80, 4, 1), (128, 6, 2), (256, 2, 1)])

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 import vllm_experts_stand_in
 
+SHARED: list[bool] = []  # what OpenMP's threads were asked for
 RELEASES = ("0.26.0", "0.32.0", "0.33.0")
 
 
@@ -247,3 +248,6 @@ def install(monkeypatch: Any, release: str, cpu: bool = True) -> None:
         monkeypatch.delitem(sys.modules, name)
     for name, module in modules(release, cpu).items():
         monkeypatch.setitem(sys.modules, name, module)
+    # What a process of vLLM's shares for as long as it lives, tests do not.
+    SHARED.clear()
+    monkeypatch.setattr("tilewise._core.share_openmp_threads", SHARED.append)

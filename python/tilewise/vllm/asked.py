@@ -7,10 +7,10 @@ import importlib
 import os
 from typing import Any
 
-from tilewise import _engines
+from tilewise import _core, _engines
 from tilewise._engines import release_sentence
 
-__all__ = ["announce", "refuse_meanings", "vllm_logger", "wanted"]
+__all__ = ["announce", "refuse_meanings", "share_threads", "vllm_logger", "wanted"]
 
 _WORDS = ("attention", "experts", "mla")
 # Releases, and what is known of Tilewise in them.
@@ -40,6 +40,13 @@ def announce(what: str) -> None:
     """Says in vLLM's log, once in a process, what Tilewise computes there, and what is known of this release."""
     version = str(importlib.import_module("vllm").__version__)
     vllm_logger().info("Tilewise computes %s; %s", what, release_sentence("vLLM", version, _KNOWN))
+
+
+def share_threads() -> None:
+    """On vLLM's CPU platform calls work on OpenMP's threads, which its own kernels leave spinning between a layer's
+    parts. Each process that makes layers asks for it: a forked one has to again."""
+    if importlib.import_module("vllm.platforms").current_platform.is_cpu():
+        _core.share_openmp_threads(True)
 
 
 refuse_meanings = functools.partial(_engines.refuse_meanings, "vLLM")

@@ -15,7 +15,7 @@ from vllm.v1.attention.backend import (
 )
 
 from tilewise.vllm.asked import refuse_meanings
-from tilewise.vllm.attention import FP8_CACHES, BatchMetadata, TilewiseImpl
+from tilewise.vllm.attention import FP8_CACHES, BatchMetadata, TilewiseCpuImpl, TilewiseImpl
 from tilewise.vllm.ranks import SharedLengths
 
 __all__ = ["TilewiseBackend", "TilewiseBuilder", "TilewiseCpuBackend"]
@@ -173,3 +173,7 @@ class TilewiseCpuBackend(TilewiseBackend):
     @staticmethod
     def get_name() -> str:
         return "CPU_ATTN"
+
+    @staticmethod
+    def get_impl_cls() -> type[TilewiseImpl]:
+        return TilewiseCpuImpl

@@ -13,7 +13,7 @@ from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 import tilewise
-from tilewise.vllm.asked import announce, vllm_logger
+from tilewise.vllm.asked import announce, share_threads, vllm_logger
 
 __all__ = ["TilewiseExperts", "compute", "form_of", "install", "obstacle"]
 
@@ -101,6 +101,7 @@ class TilewiseExperts(UnquantizedFusedMoEMethod):
         self._ours = reason is None
         if reason is None:
             announce("unquantised experts")
+            share_threads()
             return
         vllm_logger().warning("%s: its experts are vLLM's own, since %s", layer.layer_name, reason)
         super().process_weights_after_loading(layer)

@@ -22,7 +22,7 @@ from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
 import tilewise
-from tilewise.vllm.asked import announce, vllm_logger
+from tilewise.vllm.asked import announce, share_threads, vllm_logger
 from tilewise.vllm.experts import compute, form_of, obstacle
 
 __all__ = ["StoredExperts", "install"]
@@ -108,6 +108,7 @@ class StoredExperts(FusedMoEMethodBase):
         self._storage = storage
         self.weight_dtype = storage.weight_dtype
         announce(f"experts in {storage.name}")
+        share_threads()
 
     def maybe_roundup_sizes(
         self, hidden_size: int, intermediate_size_per_partition: int, *others: Any, **more: Any

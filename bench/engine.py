@@ -167,7 +167,7 @@ def filled_engine() -> Json:
     return {
         "kv_transfer_config": {
             "kv_connector": "DecodeBenchConnector", "kv_role": "kv_both",
-            "kv_connector_extra_config": {"fill_mean": 0.0, "fill_std": 0.3},
+            "kv_connector_extra_config": {"fill_mean": 0.0, "fill_std": 0.3, "startup_fill": True},
         }
     }  # fmt: skip
 

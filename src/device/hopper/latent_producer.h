@@ -14,8 +14,8 @@ class LatentProducer {
   using RowTile = typename Shared::RowTile;
   using KeyTile = typename Shared::KeyTile;
   static constexpr int32_t kBoxKeys = C.keys_of_box(), kBoxes = C.kKeys / kBoxKeys;
-  static constexpr int32_t kBoxesOfLane = ceil_div(kBoxes, 32);
-  static_assert(kBoxes * kBoxKeys == C.kKeys && (C.selects || kBoxesOfLane == 1), "boxes are lanes'");
+  static constexpr int32_t kLoading = C.selects ? 4 : 1, kBoxesOfWarp = kBoxes / kLoading;  // warps that load keys
+  static_assert(kBoxes * kBoxKeys == C.kKeys && kBoxesOfWarp <= 32, "boxes are lanes'");
   static constexpr bool kTileOfOnePage = C.page_size % C.kKeys == 0 && !C.selects;  // 0: contiguous
 
  public:
@@ -28,32 +28,35 @@ class LatentProducer {
                 static_cast<int32_t>(params.cache.rows)} {}
 
   /// By four warps: the first one loads tiles, the others clear what lies past the end of a sequence. Where keys are
-  /// selected, the second one tells which the query sees; of the others zeros come.
+  /// selected, all load, since a copy of one row takes a warp as long as one of many, and the second one tells which
+  /// the query sees; of the others zeros come.
   TILEWISE_INLINE void run() {
-    const bool loads = Machine::thread() < 32;
+    const bool loads = Machine::thread() < 32 * kLoading;
     if (Machine::thread() == 0) load_rows();
     if (loads) look_up_page(work_.begin);
     RingPlace<C.kStages> place;
     TILEWISE_NO_UNROLL
     for (int32_t tile = work_.begin; tile < work_.end; ++tile, place.advance()) {
-      if (loads) {
-        load_keys(place, tile);
-        continue;
-      }
-      wait_for_tile_before(place, shared_.last);
-      if (kTileOfOnePage && Machine::thread() == 32) call_rows(tile);
-      if constexpr (C.selects) {
-        if (Machine::thread() < 64) tell_seen(tile);
-      } else {
-        const int32_t used = work_.seqlen_k - tile * C.kKeys;
-        // Weights past the end are 0, but 0 times what lies there need not be.
-        if (used < C.kKeys) clear_values(place, maximum(used, 0));
-      }
-      arrive_as_warp(shared_.last.full[place.stage]);
+      if (Machine::thread() >= 32) prepare(place, tile);
+      if (loads) load_keys(place, tile);
     }
   }
 
  private:
+  /// What warps but the first one do for a tile.
+  TILEWISE_INLINE void prepare(const RingPlace<C.kStages>& place, int32_t tile) {
+    wait_for_tile_before(place, shared_.last);
+    if (kTileOfOnePage && Machine::thread() == 32) call_rows(tile);
+    if constexpr (C.selects) {
+      if (Machine::thread() < 64) tell_seen(tile);
+    } else {
+      const int32_t used = work_.seqlen_k - tile * C.kKeys;
+      // Weights past the end are 0, but 0 times what lies there need not be.
+      if (used < C.kKeys) clear_values(place, maximum(used, 0));
+    }
+    arrive_as_warp(shared_.last.full[place.stage]);
+  }
+
   TILEWISE_INLINE void load_rows() {
     const int32_t rows = p_.order.queries_of_tile * p_.order.heads_of_tile;
     const int32_t batch = p_.shape.cu_seqlens_q ? 0 : work_.batch;
@@ -64,27 +67,28 @@ class LatentProducer {
   /// Of this lane's box of a tile, a tile ahead: a copy that waits for its table takes twice as long.
   TILEWISE_INLINE void look_up_page(int32_t tile) {
     if constexpr (C.selects) return look_up_selected(tile);
-    page_[0] = work_.cache_row;
+    page_ = work_.cache_row;
     if (C.page_size == 0 || work_.seqlen_k == 0 || Machine::lane() >= kBoxes) return;
-    page_[0] = places_.page_of(places_.place_of(first_key(tile)));
+    page_ = places_.page_of(places_.place_of(first_key(tile)));
   }
-  /// Of this lane's keys, past the end of the tensor where the query does not see them: zeros come from there.
+  /// Of this lane's key, past the end of the tensor where the query does not see it: zeros come from there.
   TILEWISE_INLINE void look_up_selected(int32_t tile) {
-    TILEWISE_UNROLL
-    for (int i = 0; i < kBoxesOfLane; ++i) {
-      const int32_t key = selected(tile, i), place = places_.place_of(key);
-      page_[i] = work_.cache_row, within_[i] = -1;
-      if (key < 0) continue;
-      within_[i] = places_.within_page(place);
-      if constexpr (C.page_size != 0) page_[i] = places_.page_of(place);
-    }
+    page_ = work_.cache_row, within_ = -1;
+    if (Machine::lane() >= kBoxesOfWarp) return;
+    const int32_t key = selected(tile, own_box()), place = places_.place_of(key);
+    if (key < 0) return;
+    within_ = places_.within_page(place);
+    if constexpr (C.page_size != 0) page_ = places_.page_of(place);
   }
-  /// This lane's key i of a tile, or -1.
-  TILEWISE_INLINE int32_t selected(int32_t tile, int i) const {
+  TILEWISE_INLINE static int32_t own_box() {
+    return Machine::thread() / 32 % kLoading * kBoxesOfWarp + Machine::lane();
+  }
+  /// Key i of a tile, or -1.
+  TILEWISE_INLINE int32_t selected(int32_t tile, int32_t i) const {
     struct {
       int32_t begin, end;
     } const seen{0, work_.seen_end};
-    const int64_t number = int64_t{tile} * C.kKeys + i * 32 + Machine::lane();
+    const int64_t number = int64_t{tile} * C.kKeys + i;
     if (number >= p_.key_indices.count) return -1;
     return selected_key(
         Machine::load_global(p_.key_indices.row(work_.batch, work_.q_row + work_.first_query, 0) + number), seen);
@@ -93,7 +97,7 @@ class LatentProducer {
   TILEWISE_INLINE void tell_seen(int32_t tile) {
     SeenKeys seen{};
     TILEWISE_UNROLL
-    for (int i = 0; i < 2; ++i) seen.word[i] = Machine::lanes_where(selected(tile, i) >= 0);
+    for (int i = 0; i < 2; ++i) seen.word[i] = Machine::lanes_where(selected(tile, 32 * i + Machine::lane()) >= 0);
     if (Machine::lane() == 0) Machine::store_shared(&shared_.seen[tile % (2 * C.kStages)], seen);
   }
   /// Of a tile whose place in shared memory is not yet free, into L2: this block's share of what all row tiles of a
@@ -118,7 +122,7 @@ class LatentProducer {
 
   TILEWISE_INLINE void load_keys(const RingPlace<C.kStages>& place, int32_t tile) {
     // A box past the end loads whatever is near.
-    if constexpr (!C.selects) within_[0] = within(first_key(tile));
+    if constexpr (!C.selects) within_ = within(first_key(tile));
     const bool loads_last = !C.clustered || static_cast<int32_t>(place.stage) == rank_;
     if constexpr (C.clustered) {
       TILEWISE_UNROLL
@@ -144,7 +148,7 @@ class LatentProducer {
   /// too.
   TILEWISE_INLINE static void expect_chunks(const RingPlace<C.kStages>& place, typename Shared::KeyRing& ring,
                                             int count) {
-    if (Machine::lane() != 0) return;
+    if (Machine::thread() != 0) return;
     wait_for_tile_before(place, ring);
     ring.full[place.stage].arrive_and_expect(count * KeyTile::kChunkBytes);
   }
@@ -153,17 +157,13 @@ class LatentProducer {
                                    int count) {
     place.wait_empty(ring);
     Barrier<Machine>& landed = ring.full[place.stage];
-    if (Machine::lane() == 0) landed.arrive_and_expect(count * KeyTile::kChunkBytes);
+    if (Machine::thread() == 0) landed.arrive_and_expect(count * KeyTile::kChunkBytes);
     Machine::wave_sync();
-    if (Machine::lane() >= kBoxes) return;
+    if (Machine::lane() >= kBoxesOfWarp) return;
     TILEWISE_UNROLL
-    for (int i = 0; i < kBoxesOfLane; ++i) {
-      const int32_t row = (i * 32 + Machine::lane()) * kBoxKeys;
-      TILEWISE_UNROLL
-      for (int c = first; c < first + count; ++c) {
-        uint8_t* const to = shared_.keys[place.stage].chunk(c) + row * kChunkRowBytes;
-        load_box<C.blocks_of_cluster()>(to, p_.k_map, landed, c * KeyTile::kChunkColumns, within_[i], 0, page_[i]);
-      }
+    for (int c = first; c < first + count; ++c) {
+      uint8_t* const to = shared_.keys[place.stage].chunk(c) + own_box() * kBoxKeys * kChunkRowBytes;
+      load_box<C.blocks_of_cluster()>(to, p_.k_map, landed, c * KeyTile::kChunkColumns, within_, 0, page_);
     }
   }
 
@@ -188,7 +188,7 @@ class LatentProducer {
   const LatentWork& work_;
   const int32_t rank_;  // in the cluster
   CachePlaces<Machine, C.page_size> places_;
-  int32_t page_[kBoxesOfLane], within_[kBoxesOfLane];
+  int32_t page_, within_;
 };
 
 }  // namespace tilewise::device

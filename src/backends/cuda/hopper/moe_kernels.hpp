@@ -20,6 +20,9 @@ namespace tilewise::backends::hopper {
 inline constexpr std::string_view kMoeGathered = "gathered", kMoeH = "h", kMoeParts = "parts", kMoeHScales = "h_scales",
                                   kMoeGatheredDout = "gathered_dout", kMoeProducts = "dproducts";
 
+/// The first product of fp8 leaves scales for the second one.
+[[nodiscard]] constexpr bool is_first(const device::MoeScaledParams& p) { return p.value_scales.rows > 0; }
+
 void for_each_pointer(const device::MoeSortParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::MoeGatherParams& p, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::MoeLayerParams& p, const gpu::RegionVisitor& visit);

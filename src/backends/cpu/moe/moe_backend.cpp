@@ -60,7 +60,7 @@ class MoeImplementation final : public operations::moe::Implementation {
                                     fp8_1x128,     fp8_128x128,     e8m0_blocks,  mxfp8,       mxfp4,           nvfp4,
                                     no_gate,       interleaved,     activation,   swiglu_oai,  clamp,           bias,
                                     norm,          weight_on_input, first_expert, transposed,  batch_invariant, dx,
-                                    dtopk_weights, dweights,        dbias};
+                                    dtopk_weights, dweights,        dbias,        save_gate_up};
     insert_rows(set, kernels_);
     return set;
   }

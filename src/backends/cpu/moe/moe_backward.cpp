@@ -1,5 +1,6 @@
-// The backward pass: parts sorted by expert, their activations computed again, and what remains of them kept for the
-// weights' gradients. Sums over experts of a token are in the order of j, those over tokens in theirs.
+// The backward pass: parts sorted by expert, their activations computed again, of sums that are too or were saved, and
+// what remains of them kept for the weights' gradients. Sums over experts of a token are in the order of j, those over
+// tokens in theirs.
 #include <algorithm>
 #include <cmath>
 
@@ -8,6 +9,7 @@
 #include "backends/cpu/merge/merge_rows.hpp"
 #include "backends/cpu/moe/moe_kernel.hpp"
 #include "backends/cpu/moe/parts.hpp"
+#include "backends/cpu/moe/saved.hpp"
 #include "backends/cpu/rows.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
@@ -107,7 +109,7 @@ class Backward {
     const std::int64_t parts = w_.all.groups[s_.experts];
     for (std::int64_t first = 0; first < parts; first += s_.chunk_parts)
       find_dproducts(first, std::min(s_.chunk_parts, parts - first));
-    if (p_.dx.data != nullptr || (p_.dtopk_weights.data != nullptr && p_.weight_on_input)) find_dx();
+    if (p_.dx.data != nullptr || (p_.dtopk_weights.data != nullptr && p_.weight_on_input && !is_saved(p_))) find_dx();
     if (p_.dtopk_weights.data != nullptr) store_weights();
     find_weight_gradients();
   }
@@ -117,29 +119,16 @@ class Backward {
   void find_dproducts(std::int64_t first, std::int64_t count) {
     for (std::int64_t e = 0; e <= s_.experts; ++e)
       w_.groups[e] = std::clamp(w_.all.groups[e], first, first + count) - first;
-    GroupedProduct product{};
-    product.kernels = &kernels_;
-    product.groups = w_.groups;
-    product.row_index = w_.all.token + first;
-    product.dtype = p_.x.dtype;
-    product.x = p_.x.data;
-    product.x_stride = p_.x.row_stride;
-    product.w = p_.gate_up;
-    product.bias = p_.gate_up_bias;
-    product.factor = p_.weight_on_input ? factor(first) : nullptr;
-    product.factor_on_product = true;
-    product.out = w_.arguments;
-    product.out_stride = s_.arguments;
-    product.out_dtype = s_.real;
-    product.batch_invariant = p_.batch_invariant;
-    run_grouped_product(product, w_.tasks);
+    if (is_saved(p_))
+      load_arguments(p_, w_.all, first, count, w_.arguments);
+    else
+      find_arguments(first);
 
+    GroupedProduct product = product_of_parts(first);
     product.dtype = dout_.dtype;
     product.x = dout_.data;
     product.x_stride = dout_.stride;
     product.w = transposed(p_.down);
-    product.bias = {};
-    product.factor = nullptr;
     product.out = w_.dh;
     product.out_stride = s_.intermediate;
     run_grouped_product(product, w_.tasks);
@@ -160,6 +149,32 @@ class Backward {
     t.element = gemm_element(s_.gradient);
     t.products = advance(w_.weights, first, size_of(s_.real));
     run_activation_gradient(kernel_, t);
+    if (is_saved(p_) && p_.weight_on_input && p_.dtopk_weights.data != nullptr)
+      multiply_saved(p_, first, count, t.dargument, s_.gradient, t.products);
+  }
+
+  void find_arguments(std::int64_t first) {
+    GroupedProduct product = product_of_parts(first);
+    product.dtype = p_.x.dtype;
+    product.x = p_.x.data;
+    product.x_stride = p_.x.row_stride;
+    product.w = p_.gate_up;
+    product.bias = p_.gate_up_bias;
+    product.factor = p_.weight_on_input ? factor(first) : nullptr;
+    product.factor_on_product = true;
+    product.out = w_.arguments;
+    product.out_stride = s_.arguments;
+    run_grouped_product(product, w_.tasks);
+  }
+  /// Of rows of tokens.
+  [[nodiscard]] GroupedProduct product_of_parts(std::int64_t first) const {
+    GroupedProduct product{};
+    product.kernels = &kernels_;
+    product.groups = w_.groups;
+    product.row_index = w_.all.token + first;
+    product.out_dtype = s_.real;
+    product.batch_invariant = p_.batch_invariant;
+    return product;
   }
 
   [[nodiscard]] const void* factor(std::int64_t first) const { return advance(w_.all.factor, first, size_of(s_.real)); }
@@ -207,7 +222,7 @@ class Backward {
         const std::int64_t place = w_.sorted[part];
         const Real weight = p_.weight_on_input ? static_cast<const Real*>(w_.all.factor)[place] : Real{1};
         add_weighted(sum, row, s_.real, s_.hidden, weight);
-        if (p_.weight_on_input)
+        if (p_.weight_on_input && !is_saved(p_))
           static_cast<Real*>(w_.weights)[place] =
               dot(row, advance(p_.x.data, (first + t) * p_.x.row_stride, size_of(p_.x.dtype)), p_.x.dtype, s_.hidden);
       }

@@ -6,9 +6,11 @@
 #include <cstring>
 
 #include "backends/cpu/formats/quantize.hpp"
+#include "backends/cpu/gemm/gradients.hpp"
 #include "backends/cpu/gemm/grouped_product.hpp"
 #include "backends/cpu/merge/merge_rows.hpp"
 #include "backends/cpu/moe/parts.hpp"
+#include "backends/cpu/moe/saved.hpp"
 #include "backends/cpu/rows.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
@@ -46,7 +48,8 @@ struct Intermediate {
 std::int64_t chunk_of(const MoeParams& p) {
   constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
   const auto real = static_cast<std::int64_t>(size_of(sum_dtype(p.x.dtype)));
-  const std::int64_t part_bytes = Intermediate(p).bytes(p.down.columns) + (p.down.rows + 1) * real + 16;
+  const std::int64_t part_bytes =
+      Intermediate(p).bytes(p.down.columns) + (p.down.rows + 1 + p.gate_up_out.columns) * real + 16;
   const std::int64_t most =
       std::max<std::int64_t>(kMostBytes / (part_bytes * std::max<std::int64_t>(p.topk_ids.columns, 1)), 1);
   return core::ceil_div(p.x.rows, std::max<std::int64_t>(core::ceil_div(p.x.rows, most), 1));
@@ -56,6 +59,8 @@ struct Workspace {
   Parts parts;
   void *h, *y;               ///< Intermediate's, sum_dtype()
   void *h_codes, *h_scales;  ///< where h is quantised
+  void* sums;                ///< of the first product where they are saved, sum_dtype()
+  std::int64_t* saved_rows;  ///< and of each expert the row that comes next
   void* tasks;
   std::size_t bytes = 0;
 
@@ -69,6 +74,8 @@ struct Workspace {
     y = carver.take(count * p.down.rows, size_of(real));
     h_codes = carver.take(h_kind.quantized ? count * p.down.columns : 0, 1);
     h_scales = carver.take(count * h_kind.blocks, sizeof(float));
+    sums = carver.take(count * p.gate_up_out.columns, size_of(real));
+    saved_rows = carver.integers(is_saved(p) ? experts + 1 : 0);
     tasks = carver.take(static_cast<std::int64_t>(grouped_product_workspace(experts)), 1);
     bytes = carver.used();
   }
@@ -82,6 +89,29 @@ void quantize_h(const MoeParams& p, const GemmKernels& kernels, const Workspace&
   const formats::Quantized to{
       {w.h_codes, p.h_format.element, {parts, p.down.columns}}, {w.h_scales, p.h_format.scale, {parts, h.blocks}}, {}};
   if (parts > 0 && p.down.columns > 0) quantize(*kernels.formats, numbers, p.h_format, to);
+}
+
+/// The first product as it is, which is saved before it is activated.
+void save_first_product(const MoeParams& p, const GemmKernels& kernels, GroupedProduct product, const Workspace& w) {
+  const DType real = sum_dtype(p.x.dtype);
+  const std::int64_t columns = p.gate_up_out.columns;
+  product.bias = {}, product.factor = nullptr;
+  product.layout = device::GateLayout::none, product.activation = {};
+  product.out = w.sums, product.out_stride = columns, product.out_dtype = real;
+  run_grouped_product(product, w.tasks);
+  save_sums(p, w.parts, w.saved_rows, w.sums);
+
+  // Results are all that is wanted: a row of gradients goes where its arguments were, which are read by then.
+  ActivationTask t{};
+  t.activation = p.activation, t.layout = p.gate_layout;
+  t.rows = w.parts.groups[p.gate_up.num_experts], t.results = p.down.columns;
+  t.arguments = t.dresult = t.dargument = w.sums;
+  t.argument_stride = t.dresult_stride = columns;
+  t.dresult_element = gemm_element(real);
+  t.result = w.h, t.result_stride = p.down.columns;
+  t.element = gemm_element(Intermediate(p).dtype);
+  t.dargument_stride = columns * static_cast<std::int64_t>(size_of(real) / size_of(Intermediate(p).dtype));
+  run_activation_gradient(*gemm_kernel(kernels, p.x.dtype, p.gate_up.dtype), t);
 }
 
 void multiply(const MoeParams& p, const GemmKernels& kernels, const Workspace& w) {
@@ -104,7 +134,7 @@ void multiply(const MoeParams& p, const GemmKernels& kernels, const Workspace& w
   product.out_stride = p.down.columns;
   product.out_dtype = h.dtype;
   product.batch_invariant = p.batch_invariant;
-  run_grouped_product(product, w.tasks);
+  is_saved(p) ? save_first_product(p, kernels, product, w) : run_grouped_product(product, w.tasks);
   if (h.quantized) quantize_h(p, kernels, w);
 
   product.dtype = h.quantized ? p.h_format.element : h.dtype;
@@ -185,6 +215,7 @@ void run_moe(const MoeParams& p, const GemmKernels& kernels, void* workspace) {
   check(p, kernels);
   const Workspace w(p, workspace);
   const std::int64_t chunk = chunk_of(p);
+  if (is_saved(p)) count_parts(p, w.saved_rows), clear_saved(p, w.saved_rows[p.gate_up.num_experts]);
   for (std::int64_t first = 0; first < p.x.rows; first += chunk) {
     const std::int64_t count = std::min(chunk, p.x.rows - first);
     sort_parts(p, first, count, w.parts);

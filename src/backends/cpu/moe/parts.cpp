@@ -10,6 +10,18 @@ namespace tilewise::backends::cpu {
 
 using operations::moe::MoeParams;
 
+namespace {
+
+/// Of (token, j), counted through.
+std::int64_t expert_of(const MoeParams& p, std::int64_t i) {
+  const std::int64_t top_k = p.topk_ids.columns;
+  const std::int64_t at = i / top_k * p.topk_ids.row_stride + i % top_k * p.topk_ids.column_stride;
+  const std::int64_t id = operations::load_integer(p.topk_ids.dtype, p.topk_ids.data, at);
+  return id >= p.first_expert && id - p.first_expert < p.gate_up.num_experts ? id - p.first_expert : kNowhere;
+}
+
+}  // namespace
+
 Parts::Parts(Carver& carver, std::int64_t parts, std::int64_t experts, DType real)
     : groups(carver.integers(experts + 1)),
       token(carver.integers(parts)),
@@ -19,14 +31,10 @@ Parts::Parts(Carver& carver, std::int64_t parts, std::int64_t experts, DType rea
 void sort_parts(const MoeParams& p, std::int64_t first, std::int64_t count, const Parts& w) {
   const std::int64_t experts = p.gate_up.num_experts, top_k = p.topk_ids.columns;
   const DType real = sum_dtype(p.x.dtype);
-  const auto expert_of = [&](std::int64_t i) {
-    const std::int64_t at = (first + i / top_k) * p.topk_ids.row_stride + i % top_k * p.topk_ids.column_stride;
-    const std::int64_t id = operations::load_integer(p.topk_ids.dtype, p.topk_ids.data, at);
-    return id >= p.first_expert && id - p.first_expert < experts ? id - p.first_expert : kNowhere;
-  };
   std::fill_n(w.groups, experts + 1, std::int64_t{0});
   for (std::int64_t i = 0; i < count * top_k; ++i) {
-    if (const std::int64_t expert = w.place[i] = expert_of(i); expert != kNowhere) ++w.groups[expert + 1];
+    if (const std::int64_t expert = w.place[i] = expert_of(p, first * top_k + i); expert != kNowhere)
+      ++w.groups[expert + 1];
   }
   for (std::int64_t e = 0; e < experts; ++e) w.groups[e + 1] += w.groups[e];
   // Each group's first part counts up to the next one's while parts are placed, and is set back afterwards.
@@ -41,6 +49,13 @@ void sort_parts(const MoeParams& p, std::int64_t first, std::int64_t count, cons
   }
   std::copy_backward(w.groups, w.groups + experts, w.groups + experts + 1);
   w.groups[0] = 0;
+}
+
+void count_parts(const MoeParams& p, std::int64_t* groups) {
+  std::fill_n(groups, p.gate_up.num_experts + 1, std::int64_t{0});
+  for (std::int64_t i = 0; i < p.x.rows * p.topk_ids.columns; ++i)
+    if (const std::int64_t expert = expert_of(p, i); expert != kNowhere) ++groups[expert + 1];
+  for (std::int64_t e = 0; e < p.gate_up.num_experts; ++e) groups[e + 1] += groups[e];
 }
 
 std::int64_t expert_of_part(const Parts& parts, std::int64_t experts, std::int64_t part) {

@@ -42,6 +42,9 @@ struct Parts {
 /// Tokens [first, first + count) by expert, in their order and that of j.
 void sort_parts(const operations::moe::MoeParams& p, std::int64_t first, std::int64_t count, const Parts& parts);
 
+/// groups: first parts of experts among those of all tokens, [num_experts + 1].
+void count_parts(const operations::moe::MoeParams& p, std::int64_t* groups);
+
 [[nodiscard]] std::int64_t expert_of_part(const Parts& parts, std::int64_t experts, std::int64_t part);
 
 }  // namespace tilewise::backends::cpu

@@ -93,7 +93,7 @@ def moe(
         save_gate_up: Keep the first product's sums for gradients, which then don't multiply x by gate_up again:
             tokens * top_k * 2 * intermediate elements (without a gate half as many) of the dtype of x, until the
             backward pass. They are rounded to that, a rounding more in gradients of bf16 and f16. For calls that a
-            backward pass follows.
+            backward pass follows; on GPUs Hopper's kernels take it.
         out: Where to write; refused for inputs that require gradients. None: a new array.
         implementation: Name of the implementation to use (see explain); None chooses by estimated cost.
 

@@ -91,6 +91,16 @@ def test_gradients_of_hoppers_kernels(tokens, dtype, options):
     _check_gradients(given, dtype, options, "cuda.hopper")
 
 
+@pytest.mark.skipif(not HOPPER, reason="needs a GPU of sm_90")
+@pytest.mark.parametrize("options", [options for options in OPTIONS if "limit" not in options], ids=str)
+@pytest.mark.parametrize("tokens", [5, 900])
+def test_gradients_of_saved_sums(tokens, options):
+    """With rows of nobody's behind those of experts. A rounded sum may cross a limit, where derivatives jump."""
+    biased = "weight_on_input" not in options
+    given = _drawn(tokens, gate=options.get("gate", "concatenated"), biased=biased)
+    _check_gradients(given, torch.bfloat16, {**options, "save_gate_up": True}, "cuda.hopper")
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("tokens", [3, 700])
 def test_hostile_ids_reach_nothing(tokens, implementation):

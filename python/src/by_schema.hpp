@@ -18,10 +18,10 @@
 #include "core/names.hpp"
 #include "core/num_threads.hpp"
 #include "core/problem_text.hpp"
-#include "core/run.hpp"
 #include "operations/derived/call.hpp"
 #include "operations/derived/outputs.hpp"
 #include "operations/derived/stored.hpp"
+#include "operations/run_call.hpp"
 #include "tilewise/plan.hpp"
 
 namespace tilewise::python {
@@ -137,7 +137,8 @@ class CallBinding {
       const Arguments arguments = arguments_of(std::tuple<Places...>(), std::tie(stated...), given...);
       const nb::gil_scoped_release release;
       const core::FrameworkThreads threads(torch_threads);
-      core::run_call<Op>(typename Op::Call(arguments), {implementation}, reinterpret_cast<void*>(stream), nullptr);
+      operations::run_call<Op>(typename Op::Call(arguments), {implementation}, reinterpret_cast<void*>(stream),
+                               nullptr);
     };
     const Arguments fresh;
     operations::schema::apply(

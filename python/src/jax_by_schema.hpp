@@ -14,10 +14,10 @@
 #include "array.hpp"
 #include "core/names.hpp"
 #include "core/problem_text.hpp"
-#include "core/run.hpp"
 #include "operations/derived/call.hpp"
 #include "operations/derived/outputs.hpp"
 #include "operations/derived/stored.hpp"
+#include "operations/run_call.hpp"
 #include "tilewise/error.hpp"
 #include "tilewise/plan.hpp"
 #include "xla_call.hpp"
@@ -85,8 +85,8 @@ class JaxBinding {
         read_word(name, call.text(name), value);
     });
     operations::schema::read_bytes<kSchema>(arguments);
-    core::run_call<Op>(typename Op::Call(arguments), {std::string(call.text("implementation"))}, call.stream(),
-                       nullptr);
+    operations::run_call<Op>(typename Op::Call(arguments), {std::string(call.text("implementation"))}, call.stream(),
+                             nullptr);
   }
 
   /// NAME_check: throws what the call would throw of its arrays' shapes and dtypes, and of its options.

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/parallel.hpp"
-#include "core/run.hpp"
 #include "interrupts.hpp"
+#include "operations/run_call.hpp"
 #include "tilewise/error.hpp"
 #include "torch_shim.hpp"
 
@@ -62,7 +62,7 @@ template <typename Operation>
 void run_on_stream(const typename Operation::Call& call, Device device, const SelectOptions& select, void* stream) {
   TorchWorkspace workspace(device);
   try {
-    core::run_call<Operation>(call, select, stream, &workspace);
+    operations::run_call<Operation>(call, select, stream, &workspace);
   } catch (const nanobind::python_error& interruption) {  // torch would make a RuntimeError of it
     raise_on_return(interruption);
   }

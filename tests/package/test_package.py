@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MOST_BYTES = int(re.findall(r"^readonly MOST_BYTES=(\d+)$", (ROOT / "scripts/wheels.sh").read_text(), re.M)[0])
+MOST_BYTES = 5_000_000  # of a published wheel, whose three parts have a C++ runtime each: scripts/wheels.sh
 PROJECT = "https://github.com/tilewise/tilewise"
 THIRD_PARTY = ["CLI11", "nanobind", "nlohmann-json", "robin-map", "zig"]
 

@@ -71,12 +71,16 @@ def _attention(q: Tensor, k: Any, v: Any, out: Any, options: Options, return_lse
         raise NotImplementedError("score_mod: must not be given under torch.func's transforms, nor must mask_mod")
     inputs = (q, k, v, options.bias, options.sink, *functions.tables)
     needs_graph = any(tensor is not None and tensor.requires_grad for tensor in inputs)
-    if torch.is_grad_enabled() and out is not None and needs_graph:
+    needs_graph = needs_graph and torch.is_grad_enabled()
+    if out is not None and needs_graph:
         raise ValueError("out: cannot be given with inputs that require gradients")
     if out is not None:
         lse = python_kernels.run_forward_out(q, k, v, out, options, functions)
         return (out, lse) if return_lse else out
-    result, lse = _Attention.apply(q, k, v, options.bias, options.sink, options, functions, *functions.tables)
+    if needs_graph:
+        result, lse = _Attention.apply(q, k, v, options.bias, options.sink, options, functions, *functions.tables)
+    else:
+        result, lse = python_kernels.run_forward(q, k, v, options, functions)
     return (result, lse) if return_lse else result
 
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/message.hpp"
+#include "verify/rounding.hpp"
 
 namespace tilewise::verify {
 namespace {
@@ -74,7 +75,7 @@ class Comparison {
 
   void near(std::span<const std::int64_t> position, std::size_t index, double got, double expected) {
     const Reach reach = bounds_.reach.empty() ? Reach::none : bounds_.reach[index];
-    if (reach == Reach::any) return;
+    if (reach == Reach::any || is_near_overflow(got, expected, index)) return;
     if (!same_class(got, expected, reach))
       return fail(position, core::concat("got ", number(got), ", the reference ", number(expected)));
     if (!std::isfinite(got)) return;
@@ -85,6 +86,15 @@ class Comparison {
     const double limit = exact ? 0.0 : bounds_.limit[index] + 2.0 * (rounding + smallest_rounding(dtype));
     const double sigma = exact ? 0.0 : std::hypot(bounds_.sigma[index], rounding + smallest_rounding(dtype));
     count(position, error, limit, sigma, got, expected);
+  }
+
+  /// Whether a number that is too large for the output's dtype may be one that is not, within the bound: either side's.
+  [[nodiscard]] bool is_near_overflow(double got, double expected, std::size_t index) const {
+    if (got_.model != Model::bounded || std::isinf(got) == std::isinf(expected)) return false;
+    const double infinite = std::isinf(got) ? got : expected, other = std::isinf(got) ? expected : got;
+    const double limit = bounds_.limit[index];
+    return std::isfinite(limit) &&
+           std::copysign(1.0, infinite) * other + limit >= largest_finite(got_.buffer.view().dtype);
   }
 
   /// Finite where the reference is. What must be NaN is no infinity, and a log-sum is of one kind with the reference's.

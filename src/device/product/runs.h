@@ -94,7 +94,7 @@ TILEWISE_INLINE Chunk pairs_of_fours(uint32_t word) {
     if constexpr (kTo == kBf16) {
       // A product with two powers of two moves sign and magnitude at once, 3 instructions for 4; what else is left of
       // both copies, which don't overlap, is cut.
-      const uint32_t down = 4 * (i % 2), pair = word >> (8 * (i / 2)) & 0x000F000Fu << down;
+      const uint32_t down = i % 2 != 0 ? 4u : 0u, pair = word >> (8 * (i / 2)) & 0x000F000Fu << down;
       chunk.word[i] = pair * (0x1040u >> down) & 0x81C081C0u;
     } else {
       const uint32_t moved = word << (12 - 4 * i);

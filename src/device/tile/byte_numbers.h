@@ -78,7 +78,7 @@ template <class Machine>
 TILEWISE_INLINE void numbers_of_e2m1(float (&to)[8], uint32_t word) {
   if constexpr (requires { Machine::numbers_of_e2m1(to, word); }) return Machine::numbers_of_e2m1(to, word);
   TILEWISE_UNROLL
-  for (int odd = 0; odd < 2; ++odd) {
+  for (uint32_t odd = 0; odd < 2; ++odd) {
     const uint32_t which = word >> (4 * odd) & 0x07070707u, signs = word << (4 - 4 * odd) & 0x80808080u;
     const uint32_t upper = Machine::choose_bytes(0x3F3F3F00u, 0x40404040u, which) | signs;
     const uint32_t lower = Machine::choose_bytes(0xC0800000u, 0xC0804000u, which);

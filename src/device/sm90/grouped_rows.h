@@ -16,6 +16,21 @@ struct GroupTile {
   int32_t number, index;  // of the group; of the expert's tiles
 };
 
+/// Group `part` of the `groups` that an expert's `count` rows, which end before row `end`, are cut into, as even as
+/// multiples of kStep allow.
+template <int kStep>
+TILEWISE_INLINE ExpertGroup cut_group(int32_t expert, int32_t end, int32_t count, int32_t groups, int32_t part) {
+  const int32_t rows = ceil_div(ceil_div(count, groups), kStep) * kStep, first = end - count + part * rows;
+  return {expert, first, minimum(end - first, rows)};
+}
+
+/// Of the one lane that knows it, for all.
+template <class Machine>
+TILEWISE_INLINE ExpertGroup told_group(const ExpertGroup& group, int32_t lane) {
+  return {Machine::shuffle(group.expert, lane), Machine::shuffle(group.first, lane),
+          Machine::shuffle(group.count, lane)};
+}
+
 /// Of lanes with lower numbers.
 template <class Machine>
 TILEWISE_INLINE int32_t sum_of_lanes_before(int32_t value) {
@@ -64,12 +79,11 @@ class GroupedRows {
     GroupTile own{};
     if (here) {
       const int32_t groups = ceil_div(count, kRows), index = place / groups, part = place - index * groups;
-      const int32_t rows = ceil_div(ceil_div(count, groups), kStep) * kStep, first = end - count + part * rows;
-      own = {{Machine::lane() * kHeld + expert, first, minimum(end - first, rows)}, group + part, index};
+      own = {cut_group<kStep>(Machine::lane() * kHeld + expert, end, count, groups, part), group + part, index};
     }
     const int32_t lane = nth_bit(Machine::lanes_where(here), 0);
-    const auto told = [&](int32_t x) TILEWISE_INLINE_LAMBDA { return Machine::shuffle(x, lane); };
-    return {{told(own.group.expert), told(own.group.first), told(own.group.count)}, told(own.number), told(own.index)};
+    return {told_group<Machine>(own.group, lane), Machine::shuffle(own.number, lane),
+            Machine::shuffle(own.index, lane)};
   }
 
  private:

@@ -51,15 +51,11 @@ class PairedRows {
       const int32_t apart = own.paired ? place : place - of_pairs, beside = own.paired ? cut.pairs : cut.lones;
       own.index = apart / beside;
       const int32_t turn = apart - own.index * beside, part = own.paired ? 2 * turn + rank : 2 * cut.pairs + turn;
-      const int32_t rows = ceil_div(ceil_div(cut.count, groups), kStep) * kStep;
-      const int32_t first = end - cut.count + part * rows;
-      own.group = {Machine::lane() * kHeld + expert, first, minimum(end - first, rows)};
+      own.group = cut_group<kStep>(Machine::lane() * kHeld + expert, end, cut.count, groups, part);
     }
     const int32_t lane = nth_bit(Machine::lanes_where(here), 0);
-    const auto told = [&](int32_t x) TILEWISE_INLINE_LAMBDA { return Machine::shuffle(x, lane); };
-    return {{told(own.group.expert), told(own.group.first), told(own.group.count)},
-            told(own.index),
-            told(own.paired ? 1 : 0) != 0};
+    return {told_group<Machine>(own.group, lane), Machine::shuffle(own.index, lane),
+            Machine::shuffle(own.paired ? 1 : 0, lane) != 0};
   }
 
  private:

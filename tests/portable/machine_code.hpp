@@ -21,9 +21,11 @@ inline std::string disassembler() {
   return (std::filesystem::canonical(found.compiler->path).parent_path() / "llvm-objdump").string();
 }
 
-/// The first instruction of a code object that calls a function or makes a flat access; empty where there is none.
+/// The first instruction of a code object that calls a function, makes a flat access or touches scratch; empty where
+/// there is none. gfx90a touches scratch by buffer instructions, ours among which have offsets of lanes.
 inline std::string unwanted_instruction(const std::string& program, const jit::CompiledKernel& kernel) {
-  constexpr std::array<std::string_view, 4> kUnwanted{"\ts_swappc_b64", "\ts_call_b64", "\tflat_", "\tscratch_"};
+  constexpr std::array<std::string_view, 5> kUnwanted{"\ts_swappc_b64", "\ts_call_b64", "\tflat_", "\tscratch_",
+                                                      ", off, s["};
   const jit::TemporaryFolder folder;
   const std::filesystem::path file = folder.path() / "kernel.hsaco";
   if (std::string fault = jit::write_file_atomically(file, kernel.image); !fault.empty()) return fault;
@@ -33,8 +35,10 @@ inline std::string unwanted_instruction(const std::string& program, const jit::C
   if (!done.succeeded()) return core::concat(program, ": ", done.start_error, done.ending(), " ", done.errors);
   if (done.output.find("\ts_endpgm") == std::string::npos) return core::concat(program, " found no kernel's end");
   for (const std::string_view unwanted : kUnwanted) {
-    const std::size_t at = done.output.find(unwanted);
-    if (at != std::string::npos) return done.output.substr(at + 1, done.output.find('\n', at) - at - 1);
+    if (const std::size_t at = done.output.find(unwanted); at != std::string::npos) {
+      const std::size_t line = done.output.rfind('\n', at) + 1;
+      return done.output.substr(line, done.output.find('\n', at) - line);
+    }
   }
   return {};
 }

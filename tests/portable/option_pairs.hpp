@@ -17,10 +17,11 @@ namespace tilewise::backends::portable {
 using Levels = std::vector<std::string_view>;
 
 /// Rows that hold the number of a level for each factor, such that any two levels of two factors stand in a row
-/// together. Drawn greedily: of some random rows the one that has most pairs which no row has had.
+/// together. Drawn greedily: of some random rows the one that has most pairs which no row has had. Of the first
+/// `had_factors` factors other rows have all pairs.
 class CoveringRows {
  public:
-  CoveringRows(const std::vector<Levels>& factors, std::uint64_t seed) : random_(seed) {
+  CoveringRows(const std::vector<Levels>& factors, std::uint64_t seed, std::size_t had_factors = 0) : random_(seed) {
     for (const Levels& levels : factors) {
       first_.push_back(count_);
       count_ += levels.size();
@@ -28,7 +29,13 @@ class CoveringRows {
     }
     had_.assign(count_ * count_, false);
     for (std::size_t a = 0; a < levels_.size(); ++a) {
-      for (std::size_t b = 0; b < a; ++b) left_ += levels_[a] * levels_[b];
+      for (std::size_t b = 0; b < a; ++b) {
+        if (a >= had_factors) {
+          left_ += levels_[a] * levels_[b];
+        } else {
+          take_all(a, b);
+        }
+      }
     }
   }
 
@@ -84,6 +91,12 @@ class CoveringRows {
     left_ -= fresh_pairs(row);
     for (std::size_t a = 0; a < row.size(); ++a) {
       for (std::size_t b = 0; b < row.size(); ++b) had_[place(a, row[a], b, row[b])] = true;
+    }
+  }
+
+  void take_all(std::size_t a, std::size_t b) {
+    for (std::size_t i = 0; i < levels_[a]; ++i) {
+      for (std::size_t j = 0; j < levels_[b]; ++j) had_[place(a, i, b, j)] = had_[place(b, j, a, i)] = true;
     }
   }
 
@@ -179,6 +192,27 @@ inline std::vector<Levels> kv_cache_factors() {
       {"", "sink=1", "sink=query"},
       {"", "batch_invariant=1"},
       {"", "unaligned=1"}};
+}
+
+/// Functions of scores that look something up for each of them.
+inline constexpr std::string_view kScoreMod =
+    "score_mod=score+table0[h,clamp(q_idx-kv_idx,-128,128)+128] tables=f32[32,257]";
+inline constexpr std::string_view kMaskMod = "mask_mod=table0[b,q_idx]==table0[b,kv_idx] tables=i32[1,4096]";
+
+/// What leaves keys out or changes scores by more than an option does: each of them stands beside any option.
+inline Levels sparse_levels() {
+  return {"top_k=2048", "block_mask=128x128[b,h]+full", "top_k=512 block_mask=64x128[1,1]", kScoreMod, kMaskMod};
+}
+
+/// Of backward factors those that selected keys have: what adds in a fixed order and gradients of a bias are refused.
+inline std::vector<Levels> selected_backward_factors() {
+  std::vector<Levels> factors = backward_factors();
+  for (Levels& levels : factors) {
+    std::erase_if(levels, [](std::string_view level) {
+      return level == "batch_invariant=1" || level == "deterministic=1" || level.find("dbias=1") != level.npos;
+    });
+  }
+  return factors;
 }
 
 }  // namespace tilewise::backends::portable

@@ -32,6 +32,23 @@ TEST(OptionPairs, AnyTwoStandTogether) {
   expect_all_pairs(kv_cache_factors());
 }
 
+TEST(OptionPairs, SparseLevelsStandBesideEveryOption) {
+  std::vector<Levels> factors = forward_factors();
+  const std::size_t options = factors.size();
+  factors.push_back(sparse_levels());
+  const std::vector<std::vector<std::size_t>> rows = CoveringRows(factors, kPairSeed, options).draw();
+  for (std::size_t sparse = 0; sparse < factors.back().size(); ++sparse) {
+    for (std::size_t option = 0; option < options; ++option) {
+      for (std::size_t level = 0; level < factors[option].size(); ++level) {
+        EXPECT_TRUE(
+            std::ranges::any_of(rows, [&](const auto& row) { return row[option] == level && row.back() == sparse; }))
+            << factors[option][level] << " and " << factors.back()[sparse];
+      }
+    }
+  }
+  EXPECT_LT(rows.size(), CoveringRows(factors, kPairSeed).draw().size());  // other pairs are not drawn again
+}
+
 TEST(OptionPairs, OtherSeedsDrawOtherRows) {
   EXPECT_EQ(CoveringRows(kv_cache_factors(), 1).draw(), CoveringRows(kv_cache_factors(), 1).draw());
   EXPECT_NE(CoveringRows(kv_cache_factors(), 1).draw(), CoveringRows(kv_cache_factors(), 2).draw());
@@ -44,7 +61,8 @@ TEST(OptionPairs, HaveKernelsOnAmd) {
       continue;
     }
     EXPECT_GE(sampled_pairs(architecture).size(), 4U) << architecture;
-    for (const auto& problems : {paired_forward(), paired_backward(), paired_kv_cache()}) {
+    for (const auto& problems : {paired_forward(), paired_backward(), paired_kv_cache(), sparse_forward(),
+                                 sparse_backward(), sparse_kv_cache()}) {
       for (const std::string& problem : problems) EXPECT_FALSE(lowerings_of(architecture, problem).empty()) << problem;
     }
   }

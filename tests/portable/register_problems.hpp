@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -35,10 +36,6 @@ inline std::string register_problem(Pass pass, int head_dim, std::string_view op
                       options.find("dtype=") == options.npos ? " dtype=bf16" : "", options.empty() ? "" : " ", options);
 }
 
-/// Functions of scores that look something up for each of them.
-inline constexpr std::string_view kScoreMod =
-    "score_mod=score+table0[h,clamp(q_idx-kv_idx,-128,128)+128] tables=f32[32,257]";
-inline constexpr std::string_view kMaskMod = "mask_mod=table0[b,q_idx]==table0[b,kv_idx] tables=i32[1,4096]";
 inline constexpr std::string_view kBothFunctions =
     "score_mod=score-table0[h]*abs(q_idx-kv_idx) mask_mod=(table1[b,q_idx]==table1[b,kv_idx])&(kv_idx<=q_idx) "
     "tables=f32[32],i32[1,4096]";
@@ -217,14 +214,18 @@ inline std::vector<std::string> sampled_attention(std::string_view architecture)
 
 inline constexpr int kPairedHeadDims[] = {64, 80, 128, 192, 256};
 
-/// Of attention's options, passes and head dims any two.
-inline std::vector<std::string> paired_attention(const std::vector<Pass>& passes, std::vector<Levels> factors) {
+/// Of attention's options, passes and head dims any two; where there are `sparse` levels, each of them beside any one.
+inline std::vector<std::string> paired_attention(const std::vector<Pass>& passes, std::vector<Levels> factors,
+                                                 const Levels& sparse = {}) {
+  const std::size_t options = factors.size();
   factors.push_back(Levels(std::size(kPairedHeadDims)));
   factors.push_back(Levels(passes.size()));
+  const std::size_t had = sparse.empty() ? 0 : factors.size();
+  if (!sparse.empty()) factors.push_back(sparse);
   std::vector<std::string> problems;
-  for (const std::vector<std::size_t>& row : CoveringRows(factors, kPairSeed).draw()) {
-    const int head_dim = kPairedHeadDims[row[row.size() - 2]];
-    problems.push_back(register_problem(passes[row.back()], head_dim, text_of(factors, row)));
+  for (const std::vector<std::size_t>& row : CoveringRows(factors, kPairSeed, had).draw()) {
+    problems.push_back(
+        register_problem(passes[row[options + 1]], kPairedHeadDims[row[options]], text_of(factors, row)));
   }
   return problems;
 }
@@ -233,27 +234,46 @@ inline std::vector<std::string> paired_forward() {
   return paired_attention({Pass::forward, Pass::decode}, forward_factors());
 }
 inline std::vector<std::string> paired_backward() { return paired_attention({Pass::backward}, backward_factors()); }
-inline std::vector<std::string> paired_kv_cache() {
-  const std::vector<Levels> factors = kv_cache_factors();
+inline std::vector<std::string> paired_kv_cache(const Levels& sparse = {}) {
+  std::vector<Levels> factors = kv_cache_factors();
+  const std::size_t had = sparse.empty() ? 0 : factors.size();
+  if (!sparse.empty()) factors.push_back(sparse);
   std::vector<std::string> problems;
-  for (const std::vector<std::size_t>& row : CoveringRows(factors, kPairSeed).draw()) {
+  for (const std::vector<std::size_t>& row : CoveringRows(factors, kPairSeed, had).draw()) {
     problems.push_back(core::concat("kv_cache_attention num_heads_q=32 ", text_of(factors, row)));
   }
   return problems;
 }
+
+inline std::vector<std::string> sparse_forward() {
+  return paired_attention({Pass::forward, Pass::decode}, forward_factors(), sparse_levels());
+}
+inline std::vector<std::string> sparse_backward() {
+  const auto selects = [](std::string_view level) { return level.starts_with("top_k="); };
+  Levels selected = sparse_levels(), others = sparse_levels();
+  std::erase_if(selected, std::not_fn(selects));
+  std::erase_if(others, selects);
+  std::vector<std::string> problems = paired_attention({Pass::backward}, backward_factors(), others);
+  for (std::string& problem : paired_attention({Pass::backward}, selected_backward_factors(), selected)) {
+    problems.push_back(std::move(problem));
+  }
+  return problems;
+}
+inline std::vector<std::string> sparse_kv_cache() { return paired_kv_cache(sparse_levels()); }
 
 /// On AMD, where registers that run out cost most.
 inline bool has_pairs(std::string_view architecture) { return architecture.starts_with("gfx"); }
 
 /// Every so many of them, others for each architecture.
 inline std::vector<std::string> sampled_pairs(std::string_view architecture) {
-  constexpr std::size_t kEvery = 24;
+  constexpr std::size_t kEvery = 48;
   std::size_t first = 0;
   for (const char letter : architecture) first = (31 * first + static_cast<unsigned char>(letter)) % kEvery;
   std::vector<std::string> problems;
   if (!has_pairs(architecture)) return problems;
   std::size_t number = 0;
-  for (const auto& drawn : {paired_forward(), paired_backward(), paired_kv_cache()}) {
+  for (const auto& drawn : {paired_forward(), paired_backward(), paired_kv_cache(), sparse_forward(), sparse_backward(),
+                            sparse_kv_cache()}) {
     for (const std::string& problem : drawn) {
       if (number++ % kEvery == first) problems.push_back(problem);
     }

@@ -107,6 +107,9 @@ class PairSweep : public Sweep {
 TEST_P(PairSweep, Forward) { expect_swept(GetParam(), paired_forward()); }
 TEST_P(PairSweep, CacheSteps) { expect_swept(GetParam(), paired_kv_cache()); }
 TEST_P(PairSweep, Backward) { expect_swept(GetParam(), paired_backward()); }
+TEST_P(PairSweep, SparseForward) { expect_swept(GetParam(), sparse_forward()); }
+TEST_P(PairSweep, SparseCacheSteps) { expect_swept(GetParam(), sparse_kv_cache()); }
+TEST_P(PairSweep, SparseBackward) { expect_swept(GetParam(), sparse_backward()); }
 
 INSTANTIATE_TEST_SUITE_P(Whole, Sweep, ::testing::ValuesIn(kSweptArchitectures),
                          [](const auto& target) { return std::string(target.param); });

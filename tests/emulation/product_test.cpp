@@ -217,6 +217,60 @@ TEST(DirectProducts, OfRows) {
   for (const std::int64_t k : {32, 64, 96, 160}) check<CdnaOps<HostCdnaMachine>, kConfig>(70, 200, k, kF32);
 }
 
+/// Of e2m1 under 16-bit rows.
+constexpr ProductConfig direct_fours(std::int32_t element, std::int32_t scale_type, std::int32_t scale_depth) {
+  ProductConfig c = small();
+  c.block_n = 128, c.block_k = 64;
+  c.waves = c.waves_n = 2;
+  c.right = kRightDirect;
+  c.a.type = c.element = element;
+  c.a.gathered = 1;
+  c.b.type = kProductE2m1;
+  c.b.scale_use = kScaleElements, c.b.scale_type = scale_type, c.b.scale_depth = scale_depth;
+  return c;
+}
+
+TEST(DirectProducts, OfFours) {
+  constexpr ProductConfig kMx = direct_fours(kBf16, kScaleE8m0, 32), kNv = direct_fours(kBf16, kScaleE4m3, 16),
+                          kNvF16 = direct_fours(kF16, kScaleE4m3, 16);
+  for (const std::int64_t k : {64, 128, 320}) check<CdnaOps<HostCdnaMachine>, kMx>(70, 200, k, kF32);
+  check<CdnaOps<HostCdnaMachine>, kNv>(70, 200, 192, kF32);
+  check<CdnaOps<HostCdnaMachine>, kNvF16>(66, 100, 128, kF32);
+}
+
+TEST(DirectProducts, TablesOfFoursHoldEveryNumber) {
+  TablesOfFours<HostCdnaMachine, kBf16, false> powers;
+  for (const int exponent : {0, 1, 126, 127, 128, 253, 254, 255}) {
+    const auto byte = static_cast<std::uint8_t>(exponent);
+    powers.fill(e8m0_to_float(byte));
+    const Chunk chunk = powers.widened(0x76543210u), negative = powers.widened(0xFEDCBA98u);
+    for (int i = 0; i < 8; ++i) {
+      const auto bits = [&](const Chunk& of) { return static_cast<std::uint16_t>(of.word[i / 2] >> (16 * (i % 2))); };
+      const float expected = e2m1_to_float(static_cast<std::uint8_t>(i)) * e8m0_to_float(byte);
+      if (std::isnan(expected)) {
+        EXPECT_TRUE(std::isnan(bf16_to_float(bits(chunk)))) << i;
+        continue;
+      }
+      EXPECT_EQ(bf16_to_float(bits(chunk)), expected) << exponent << ", " << i;
+      EXPECT_EQ(bf16_to_float(bits(negative)), -expected) << exponent << ", " << i;
+    }
+  }
+  TablesOfFours<HostCdnaMachine, kF16, true> scales;
+  for (int scale = 0; scale < 256; ++scale) {
+    const float factor = e4m3_to_float(static_cast<std::uint8_t>(scale));
+    if (std::isnan(factor)) continue;
+    scales.fill(factor);
+    for (std::uint32_t word : {0x76543210u, 0xFEDCBA98u}) {
+      const Chunk chunk = scales.widened(word);
+      for (int i = 0; i < 8; ++i) {
+        const auto bits = static_cast<std::uint16_t>(chunk.word[i / 2] >> (16 * (i % 2)));
+        const float number = e2m1_to_float(static_cast<std::uint8_t>(word >> (4 * i) & 15u));
+        EXPECT_EQ(f16_to_float(bits), number * factor) << scale << ", " << i;
+      }
+    }
+  }
+}
+
 /// Of fp8 that is multiplied as it is.
 constexpr ProductConfig bytes(std::int32_t depth) {
   ProductConfig c = small();

@@ -167,7 +167,10 @@ TEST(LinearLowering, WeightsGoToRegistersWhereTheyCan) {
   EXPECT_EQ(direct("gfx942", "linear dtype=bf16 tokens=512 n=4096 k=4096"), 0);
   EXPECT_EQ(direct("gfx942", "linear dtype=bf16 tokens=4096 n=4096 k=4096 w_transposed=1"), 0);
   EXPECT_EQ(direct("gfx942", "linear dtype=bf16 tokens=4096 n=4096 k=4090"), 0);
-  EXPECT_EQ(direct("gfx942", "linear w_format=mxfp4 dtype=bf16 tokens=4096 n=4096 k=4096"), 0);
+  EXPECT_EQ(direct("gfx942", "linear w_format=mxfp4 dtype=bf16 tokens=4096 n=4096 k=4096"), 1);
+  EXPECT_EQ(direct("gfx950", "linear w_format=nvfp4 dtype=f16 tokens=4096 n=4096 k=4096"), 1);
+  EXPECT_EQ(direct("gfx942", "linear w_format=mxfp4 dtype=f16 tokens=4096 n=4096 k=4096"), 0);
+  EXPECT_EQ(direct("gfx942", "linear w_format=mxfp4 dtype=bf16 tokens=4096 n=4096 k=4096 batch_invariant=1"), 0);
   EXPECT_EQ(direct("sm_90a", "linear dtype=bf16 tokens=4096 n=4096 k=4096"), 0);
   // On NVIDIA where rows are few; a token's sums must not depend on how many there are where that is asked for.
   EXPECT_EQ(direct("sm_90a", "linear dtype=bf16 tokens=16 n=4096 k=4096"), device::kRightStreamed);

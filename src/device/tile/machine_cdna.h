@@ -98,6 +98,12 @@ struct CdnaMachine : AmdMachine<64> {
   TILEWISE_INLINE static void numbers_of_e2m1(float (&to)[8], uint32_t word) {
     two_of_e2m1<0>(to, word), two_of_e2m1<1>(to, word), two_of_e2m1<2>(to, word), two_of_e2m1<3>(to, word);
   }
+  /// Two of the 8 e2m1 numbers of a word as bf16, times 2^(scale - 127).
+  template <int kPair>
+  TILEWISE_INLINE static uint32_t scaled_fours(uint32_t word, uint32_t scale) {
+    return __builtin_bit_cast(
+        uint32_t, __builtin_amdgcn_cvt_scalef32_pk_bf16_fp4(word, __builtin_bit_cast(float, scale << 23), kPair));
+  }
   /// Four e4m3 bytes to elements, exactly.
   template <int kElement>
   TILEWISE_INLINE static void unpack_e4m3(uint32_t (&to)[2], uint32_t word) {

@@ -209,6 +209,19 @@ struct CdnaOps {
     return Machine::template load_shared<HalfBytes>(tile.chunk(first_row, lane % 32, 2 * k, lane / 32));
   }
 
+  /// Of 32 rows of a tile 16 steps of the depth: the lower half of the lanes has chunk `chunk`, the upper one that
+  /// `further` chunks on, which are both of the same 8.
+  template <class Tile>
+  TILEWISE_INLINE static HalfBytes read_halves(const Tile& tile, int first_row, int chunk, int further) {
+    const int lane = Machine::lane();
+    return Machine::template load_shared<HalfBytes>(tile.chunk(first_row, lane % 32, chunk, lane / 32 * further));
+  }
+  /// d += a b^T of 32 rows each, 16 deep.
+  template <int kElement>
+  TILEWISE_INLINE static void multiply_step(Accumulator& d, const HalfBytes& b, const HalfBytes& a) {
+    Machine::template mma_32x32x16<kElement>(d, b, a);
+  }
+
   /// d += a b^T. beside(i) is called after each of its Machine::kByteProducts instructions.
   template <class Beside>
   TILEWISE_INLINE static void multiply_bytes(Accumulator& d, const Bytes& a, const Bytes& b, const Beside& beside) {

@@ -59,7 +59,7 @@ LinearConfig forward_config(const LinearProblem& p, const DeviceTraits& traits) 
   c.b.vectors = has_vectors(c.b, p.unaligned, p.w_transposed ? p.n : p.k);
   set_bytes(c, p.k, traits);
   set_tiles(c, rows_of_group(p), traits);
-  set_direct(c, p.tokens, p.n, p.k, traits);
+  set_direct(c, p.tokens, p.n, p.k, p.batch_invariant, traits);
   // A token's sums don't depend on how many others there are.
   if (!p.batch_invariant) set_streamed(c, rows_of_group(p), p.k, traits);
   set_stages(c, traits);

@@ -134,7 +134,7 @@ ExpertUpConfig up_config(const MoeProblem& p, const DeviceTraits& traits) {
   set_tiles(c, rows_of_expert(p), traits);
   // Rows of two halves share their scales where both begin at such.
   if (c.scaled_depth() == 0 || p.gate != MoeGate::concatenated || p.intermediate % 32 == 0)
-    set_direct(c, p.tokens * p.top_k, gate_up_rows(p), p.hidden, traits);
+    set_direct(c, p.tokens * p.top_k, gate_up_rows(p), p.hidden, p.batch_invariant, traits);
   if (p.gate == MoeGate::concatenated) set_halves(c, traits);
   set_stages(c, traits);
   c.row_scale = p.x_format.defined() && is_end(p.x_format);
@@ -173,7 +173,7 @@ ExpertRowsConfig down_config(const MoeProblem& p, const DeviceTraits& traits) {
   c.b.vectors = has_vectors(c.b, p.unaligned, p.down_transposed ? p.hidden : p.intermediate);
   set_bytes(c, p.intermediate, traits);
   set_tiles(c, rows_of_expert(p), traits);
-  set_direct(c, p.tokens * p.top_k, p.hidden, p.intermediate, traits);
+  set_direct(c, p.tokens * p.top_k, p.hidden, p.intermediate, p.batch_invariant, traits);
   set_stages(c, traits);
   c.row_scale = p.h_format.defined() && is_end(p.h_format);
   c.column_scale = p.w_format.defined() && is_end(p.w_format);

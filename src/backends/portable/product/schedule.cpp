@@ -157,20 +157,36 @@ void set_tiles(ProductConfig& c, std::int64_t rows, const DeviceTraits& traits) 
   if (scaled) c.block_k = std::min(c.block_k, c.scaled_depth());
 }
 
-void set_direct(ProductConfig& c, std::int64_t rows, std::int64_t columns, std::int64_t depth,
+namespace {
+
+/// Whether weights of 4 bits are widened in registers: see device/product/direct_fours.h.
+bool fours_fit(const ProductConfig& c) {
+  const OperandConfig& b = c.b;
+  return b.type == device::kProductE2m1 && !c.in_bytes() && b.scale_use == device::kScaleElements &&
+         b.scale_type != device::kScaleF32 && b.scale_rows == 1 && (b.scale_depth == 32 || b.scale_depth == 16);
+}
+
+}  // namespace
+
+void set_direct(ProductConfig& c, std::int64_t rows, std::int64_t columns, std::int64_t depth, bool batch_invariant,
                 const DeviceTraits& traits) {
   constexpr std::int32_t kRows = 64, kByteDepth = 128;
-  // A step's sums beside those of all, and bytes to translate, leave room for half of the columns.
-  const std::int32_t at_once = c.scaled_depth() != 0 && traits.architecture != "gfx950" ? 256 : 512;
+  // Their sums add up in another order than those of few rows.
+  const bool fours = fours_fit(c) && !batch_invariant;
+  // A step's sums beside those of all, and bytes to translate, leave room for half of the columns. What is widened is
+  // so for as many rows as there are.
+  const bool few_columns = fours || (c.scaled_depth() != 0 && traits.architecture != "gfx950");
+  const std::int32_t at_once = few_columns ? 256 : 512, block_m = fours ? c.block_m : kRows;
+  const std::int32_t least_depth = c.in_bytes() ? kByteDepth : fours ? 64 : 32;
   if (traits.family != gpu::Family::cdna || c.in_f32() || c.block_m < kRows) return;
   if (c.scales_products()) return;
-  if (c.b.type != c.element || c.b.transposed != 0 || c.b.vectors == 0 || depth % (c.in_bytes() ? kByteDepth : 32) != 0)
-    return;
+  if ((c.b.type != c.element && !fours) || c.b.transposed != 0 || c.b.vectors == 0 || depth % least_depth != 0) return;
   if (c.scaled_depth() != 0 && (!c.in_bytes() || c.scaled_depth() != kByteDepth || !shares_scales(c.b))) return;
-  const std::int64_t tiles = core::ceil_div(rows, std::int64_t{kRows}) * core::ceil_div(columns, std::int64_t{at_once});
+  const std::int64_t tiles =
+      core::ceil_div(rows, std::int64_t{block_m}) * core::ceil_div(columns, std::int64_t{at_once});
   if (tiles < traits.multiprocessors) return;
   c.right = device::kRightDirect;
-  c.block_m = kRows, c.block_n = at_once;
+  c.block_m = block_m, c.block_n = at_once;
   c.waves = c.waves_n = 4;
   c.block_k = c.in_bytes() ? kByteDepth : depth % 64 == 0 ? 64 : 32;
 }

@@ -37,9 +37,10 @@ void set_scales_back(device::OperandConfig& operand, const BlockFormat& format);
 void set_bytes(device::ProductConfig& config, std::int64_t depth, const DeviceTraits& traits);
 /// Tiles for so many rows. Waves share the columns where rows are few.
 void set_tiles(device::ProductConfig& config, std::int64_t rows, const DeviceTraits& traits);
-/// Weights straight to registers, where they are as they are multiplied and tiles of so many columns fill the device.
+/// Weights straight to registers, where they are as they are multiplied, or of 4 bits, and tiles of so many columns
+/// fill the device.
 void set_direct(device::ProductConfig& config, std::int64_t rows, std::int64_t columns, std::int64_t depth,
-                const DeviceTraits& traits);
+                bool batch_invariant, const DeviceTraits& traits);
 /// Weights straight to registers, by all waves of a block in turns along the depth, where rows are few: NVIDIA's alone.
 void set_streamed(device::ProductConfig& config, std::int64_t rows, std::int64_t depth, const DeviceTraits& traits);
 /// More tiles on their way where rows are copied beside the lanes and there is room for two blocks.

@@ -185,7 +185,7 @@ class BwdDkdv {
   DropoutSeed seed_;
   Pipeline pipeline_;
   OwnRows<Ops, C, C.k_type, C.head_dim, is_crowded(C)> k_rows_;
-  OwnRows<Ops, C, C.v_type, C.head_dim_v, is_crowded(C)> v_rows_;
+  OwnRows<Ops, C, C.v_type, C.head_dim_v, is_crowded(C) || has_wide_sums<Ops>(C)> v_rows_;
   Fragment<Ops, C.rows_per_wave, C.head_dim> dK_;
   Fragment<Ops, C.rows_per_wave, C.head_dim_v> dV_;
 };

@@ -256,6 +256,12 @@ constexpr bool has_few_registers(const RowConfig& config) {
   return config.head_dim + config.head_dim_v > Ops::kRoomyDims;
 }
 
+/// Whether sums alone are most of a wave's registers.
+template <class Ops>
+constexpr bool has_wide_sums(const RowConfig& config) {
+  return has_few_registers<Ops>(config) && config.head_dim > 192;
+}
+
 /// Whether products of a backward kernel stream: of scores without options, where the machine has streams.
 template <class Ops, class Scores>
 constexpr bool streams_products(const ScoreConfig& config) {

@@ -174,6 +174,8 @@ void shape_forward(device::ForwardConfig& c, const Problem& p, const DeviceTrait
       c.block_n = 32;
       if (c.waves == 1) shape_lone_rdna_wave(c, p.batch_invariant);
       if (rows <= 16 && traits.family == Family::rdna) share_crowded_rows(c);
+      // What functions look up beside other options spills 200 bytes of a lone wave at head_dim 64.
+      if (traits.family == Family::rdna && has_functions(p) && is_featured(c)) c.waves = 4;
       break;
   }
 }
@@ -336,6 +338,9 @@ device::BwdDqConfig bwd_dq_config(const Problem& p, const DeviceTraits& traits) 
       c.block_n = dim <= 64 ? 64 : 32;
     }
   }
+  // Elements that come one by one beside a bias and more pass RDNA3's registers (8 bytes of scratch at head_dim 128).
+  const bool biased = c.bias_type != device::kBiasNone && (c.softcap || c.alibi || c.dropout);
+  if (traits.family == Family::rdna && biased && !c.vector_rows && dim > 64) c.block_n = 16;
   c.selects = p.top_k > 0;
   if (c.selects) shape_selected(c, traits.family, group_of(p));
   shrink_to_fit<BwdDq>(c, &device::BwdDqConfig::block_n, traits);

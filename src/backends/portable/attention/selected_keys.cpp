@@ -65,6 +65,8 @@ void shape_selected(device::ForwardConfig& c, gpu::Family family) {
   if (c.rows_per_wave > 16 && crowded) c.rows_per_wave = 16, c.waves *= 2;
   // A lone wave of RDNA, which copies alone, spills 120 bytes.
   if (is_rdna && c.waves == 1 && c.dropout) c.waves = 4, c.block_n = 32;
+  // Of 32 keys that come element by element beside a bias RDNA3's waves spill 116 bytes at head_dim 64.
+  if (family == gpu::Family::rdna && !c.vector_rows && is_featured) c.block_n = 16;
 }
 
 void shape_selected(device::BwdDqConfig& c, gpu::Family family, std::int64_t group) {
@@ -76,7 +78,9 @@ void shape_selected(device::BwdDqConfig& c, gpu::Family family, std::int64_t gro
   if (family == gpu::Family::sm80 && c.rows_per_wave > 16 && (c.dropout || !c.plain_scale)) {
     c.rows_per_wave = 16, c.waves *= 2, c.block_n = 32;
   }
-  while (c.waves > 1 && c.block_m() / 2 >= group) c.waves /= 2;
+  // Keys of 256 that come element by element pass the registers of a wave of CDNA that copies alone.
+  const std::int32_t fewest = family == gpu::Family::cdna && !c.vector_rows && c.wider_dim() > 192 ? 4 : 1;
+  while (c.waves > fewest && c.block_m() / 2 >= group) c.waves /= 2;
 }
 
 void shape_selected(device::BwdDkdvConfig& c, gpu::Family family, std::int64_t group) {

@@ -352,6 +352,27 @@ TEST(ScaledProducts, OfRows) {
   check<CdnaOps<HostCdnaMachine>, kGathered>(40, 64, 256, kF32, 3);
 }
 
+constexpr ProductConfig direct_scaled(std::int32_t type, std::int32_t depth) {
+  ProductConfig c = scaled(type, depth);
+  c.block_n = 128;
+  c.waves = c.waves_n = 2;
+  c.right = kRightDirect;
+  return c;
+}
+
+TEST(ScaledProducts, OfRowsStraightToRegisters) {
+  constexpr ProductConfig kBytes = direct_scaled(kProductE4m3, 128), kFours = direct_scaled(kProductE2m1, 64),
+                          kDeep = [] {
+                            ProductConfig c = direct_scaled(kProductE2m1, 128);
+                            c.a.gathered = 1;
+                            c.a.scale_use = kScaleNever;
+                            return c;
+                          }();
+  for (const std::int64_t k : {128, 256, 384}) check<CdnaOps<HostCdnaMachine>, kBytes>(70, 200, k, kF32);
+  for (const std::int64_t k : {64, 192, 256}) check<CdnaOps<HostCdnaMachine>, kFours>(66, 130, k, kF32, 2);
+  check<CdnaOps<HostCdnaMachine>, kDeep>(70, 200, 384, kF32, 3);
+}
+
 TEST(ScaledProducts, OfOneSideAndOfBlocks) {
   constexpr ProductConfig kOneSide = [] {
     ProductConfig c = scaled(kProductE2m1, 128);

@@ -169,6 +169,7 @@ TEST(LinearLowering, WeightsGoToRegistersWhereTheyCan) {
   EXPECT_EQ(direct("gfx942", "linear dtype=bf16 tokens=4096 n=4096 k=4090"), 0);
   EXPECT_EQ(direct("gfx942", "linear w_format=mxfp4 dtype=bf16 tokens=4096 n=4096 k=4096"), 1);
   EXPECT_EQ(direct("gfx950", "linear w_format=nvfp4 dtype=f16 tokens=4096 n=4096 k=4096"), 1);
+  EXPECT_EQ(direct("gfx950", "linear x_format=mxfp8 w_format=mxfp4 tokens=4096 n=4096 k=4096"), 1);
   EXPECT_EQ(direct("gfx942", "linear w_format=mxfp4 dtype=f16 tokens=4096 n=4096 k=4096"), 0);
   EXPECT_EQ(direct("gfx942", "linear w_format=mxfp4 dtype=bf16 tokens=4096 n=4096 k=4096 batch_invariant=1"), 0);
   EXPECT_EQ(direct("sm_90a", "linear dtype=bf16 tokens=4096 n=4096 k=4096"), 0);

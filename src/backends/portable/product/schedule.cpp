@@ -172,23 +172,23 @@ void set_direct(ProductConfig& c, std::int64_t rows, std::int64_t columns, std::
                 const DeviceTraits& traits) {
   constexpr std::int32_t kRows = 64, kByteDepth = 128;
   // Their sums add up in another order than those of few rows.
-  const bool fours = fours_fit(c) && !batch_invariant;
+  const bool fours = fours_fit(c) && !batch_invariant, scaled = c.scales_products();
   // A step's sums beside those of all, and bytes to translate, leave room for half of the columns. What is widened is
-  // so for as many rows as there are.
-  const bool few_columns = fours || (c.scaled_depth() != 0 && traits.architecture != "gfx950");
-  const std::int32_t at_once = few_columns ? 256 : 512, block_m = fours ? c.block_m : kRows;
-  const std::int32_t least_depth = c.in_bytes() ? kByteDepth : fours ? 64 : 32;
-  if (traits.family != gpu::Family::cdna || c.in_f32() || c.block_m < kRows) return;
-  if (c.scales_products()) return;
-  if ((c.b.type != c.element && !fours) || c.b.transposed != 0 || c.b.vectors == 0 || depth % least_depth != 0) return;
-  if (c.scaled_depth() != 0 && (!c.in_bytes() || c.scaled_depth() != kByteDepth || !shares_scales(c.b))) return;
+  // so for as many rows as there are, and scales come for as many.
+  const bool few_columns = fours || scaled || (c.scaled_depth() != 0 && traits.architecture != "gfx950");
+  const std::int32_t at_once = few_columns ? 256 : 512, block_m = fours || scaled ? c.block_m : kRows;
+  const std::int32_t least_depth = fours || scaled ? 64 : c.in_bytes() ? kByteDepth : 32;
+  if (traits.family != gpu::Family::cdna || c.in_f32() || c.block_m < kRows || c.b.transposed != 0) return;
+  if ((c.b.type != c.element && !fours && !scaled) || c.b.vectors == 0 || depth % least_depth != 0) return;
+  const bool sums = c.in_bytes() && !scaled && c.scaled_depth() == kByteDepth && shares_scales(c.b);
+  if (c.scaled_depth() != 0 && !sums) return;
   const std::int64_t tiles =
       core::ceil_div(rows, std::int64_t{block_m}) * core::ceil_div(columns, std::int64_t{at_once});
   if (tiles < traits.multiprocessors) return;
   c.right = device::kRightDirect;
   c.block_m = block_m, c.block_n = at_once;
   c.waves = c.waves_n = 4;
-  c.block_k = c.in_bytes() ? kByteDepth : depth % 64 == 0 ? 64 : 32;
+  c.block_k = c.in_bytes() && depth % kByteDepth == 0 ? kByteDepth : depth % 64 == 0 ? 64 : 32;
 }
 
 void set_streamed(ProductConfig& c, std::int64_t rows, std::int64_t depth, const DeviceTraits& traits) {

@@ -338,9 +338,11 @@ device::BwdDqConfig bwd_dq_config(const Problem& p, const DeviceTraits& traits) 
       c.block_n = dim <= 64 ? 64 : 32;
     }
   }
-  // Elements that come one by one beside a bias and more pass RDNA3's registers (8 bytes of scratch at head_dim 128).
+  // A bias and more pass RDNA3's registers beside elements that come one by one (8 bytes of scratch at head_dim 128),
+  // and beside a function (44 at 64).
   const bool biased = c.bias_type != device::kBiasNone && (c.softcap || c.alibi || c.dropout);
-  if (traits.family == Family::rdna && biased && !c.vector_rows && dim > 64) c.block_n = 16;
+  const bool crowded = biased && ((!c.vector_rows && dim > 64) || has_functions(p));
+  if (traits.family == Family::rdna && crowded) c.block_n = 16;
   c.selects = p.top_k > 0;
   if (c.selects) shape_selected(c, traits.family, group_of(p));
   shrink_to_fit<BwdDq>(c, &device::BwdDqConfig::block_n, traits);

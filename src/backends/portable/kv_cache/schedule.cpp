@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backends/portable/attention/functions.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "operations/kv_cache/rules.hpp"
 
@@ -134,6 +135,10 @@ device::KvCacheForwardConfig shaped_forward(const KvCacheProblem& p, const Probl
   if (is_fp8(p) && !c.direct_operands) shape_fp8(c, traits, rows, p.batch_invariant);
   const bool has_addresses = is_paged(p) || c.selects;
   if (has_addresses && (traits.family == gpu::Family::rdna || traits.family == gpu::Family::rdna4)) shape_rdna_pages(c);
+  // Functions, and keys that are selected, beside Q's operand pass RDNA3's registers (24 to 72 bytes at head_dim 96 and
+  // 128).
+  if (traits.family == gpu::Family::rdna && (c.selects || has_functions(part)) && c.head_dim + c.head_dim_v > 128)
+    c.rows_in_registers = 0;
   // Addresses of pages beside 32 rows of 256 elements pass gfx1250's scalar registers (8 bytes of scratch).
   if (has_addresses && traits.family == gpu::Family::gfx1250 && c.head_dim + c.head_dim_v > 384) c.rows_per_wave = 16;
   while (!fits<KvCacheForward>(c, traits) && (c.block_n > 32 || c.waves > 1 || c.stages > 1)) {

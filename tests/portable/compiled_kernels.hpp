@@ -56,12 +56,12 @@ inline CompiledKernels compile_kernels(std::string_view architecture, std::span<
 /// Bytes that each lane may store because registers ran out: on NVIDIA's those that ptxas spills, on AMD's any scratch.
 inline int most_bytes(const jit::Target& target) { return target.kind == jit::TargetKind::cuda ? 80 : 0; }
 
-/// On CDNA what the compiler has moved to accumulation registers or to lanes of vector registers leaves its place in
-/// scratch reserved, which no instruction touches: machine_code.hpp looks for those that do.
+/// What LLVM has moved to accumulation registers, or scalars to lanes of vector registers, leaves its place in scratch
+/// reserved, which no instruction touches: machine_code.hpp looks for those that do.
 inline int bytes_out_of_registers(const gpu::KernelBuild& build, bool is_disassembled) {
   const jit::KernelResources& used = build.compiled->resources;
   if (build.target.kind == jit::TargetKind::cuda) return used.spill_bytes;
-  return is_disassembled && build.target.architecture.starts_with("gfx9") ? 0 : used.scratch_bytes;
+  return is_disassembled ? 0 : used.scratch_bytes;
 }
 
 inline std::string message_of(const std::exception_ptr& error) {

@@ -338,11 +338,12 @@ device::BwdDqConfig bwd_dq_config(const Problem& p, const DeviceTraits& traits) 
       c.block_n = dim <= 64 ? 64 : 32;
     }
   }
-  // A bias and more pass RDNA3's registers beside elements that come one by one (8 bytes of scratch at head_dim 128),
-  // and beside a function (44 at 64).
+  // A bias and more pass RDNA's registers beside elements that come one by one (8 bytes of scratch at head_dim 128, 40
+  // at 80 on RDNA4), and RDNA3's beside a function (44 at 64).
+  const bool is_rdna3 = traits.family == Family::rdna, is_rdna4 = traits.family == Family::rdna4;
   const bool biased = c.bias_type != device::kBiasNone && (c.softcap || c.alibi || c.dropout);
-  const bool crowded = biased && ((!c.vector_rows && dim > 64) || has_functions(p));
-  if (traits.family == Family::rdna && crowded) c.block_n = 16;
+  const bool one_by_one = !c.vector_rows && dim > 64;
+  if (biased && (((is_rdna3 || is_rdna4) && one_by_one) || (is_rdna3 && has_functions(p)))) c.block_n = 16;
   c.selects = p.top_k > 0;
   if (c.selects) shape_selected(c, traits.family, group_of(p));
   shrink_to_fit<BwdDq>(c, &device::BwdDqConfig::block_n, traits);

@@ -1,11 +1,14 @@
 // Products for AVX2 + FMA: every element type, computed in fp32, and f64 in fp64.
 #include "backends/cpu/gemm/isa/code_steps_avx2.h"
 #include "backends/cpu/gemm/isa/gemm_set.h"
+#include "backends/cpu/gemm/isa/number_steps_avx2.h"
 #include "backends/cpu/isa/simd_avx2.h"
 #include "backends/cpu/isa/simd_avx2_f64.h"
 
 namespace tilewise::backends::cpu {
 
+template <>
+struct NumberSteps<ComputeReal<Avx2>, Bf16> : EvenOddSteps<ComputeReal<Avx2>> {};
 template <>
 struct CodeSteps<ComputeReal<Avx2>, E2m1> : HalfSteps<ComputeReal<Avx2>> {};
 template <>

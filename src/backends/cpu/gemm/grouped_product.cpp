@@ -62,7 +62,8 @@ class Tasks {
     const std::int64_t outputs = runs_ * std::max(packed_, streamed_), most_rows = rows_of(order_[0]);
     const bool quantized = is_quantized(p_.w.dtype);
     const auto scratch = [&](std::int64_t rows, bool streamed) {
-      return kernel_.scratch({rows, outputs, p_.w.columns, streamed, quantized, is_paired()});
+      const std::int64_t block = runs_ * (streamed ? streamed_ : packed_);
+      return kernel_.scratch({rows, block, p_.w.columns, streamed, quantized, is_paired()});
     };
     const std::size_t bytes = std::max(scratch(std::min(most_rows, kGemmRows), false),
                                        scratch(std::min(most_rows, kernel_.stream_rows), true));
@@ -93,7 +94,9 @@ class Tasks {
 
   /// Results of a task: as many as caches like, and few enough for all threads to have several.
   void choose_blocks() {
-    constexpr std::int64_t kStreamBytes = 256 * 1024, kPackedOutputs = 256, kStep = 8, kTasksAWorker = 4;
+    // Streams of weights are long: what starts and ends a task takes a microsecond, in which memory waits.
+    constexpr double kLeastBytes = 256 * 1024, kMostBytes = 1024 * 1024, kStreamsAWorker = 16;
+    constexpr std::int64_t kStreamedOutputs = 1024, kPackedOutputs = 256, kStep = 8, kTasksAWorker = 4;
     const auto bits = static_cast<std::int64_t>(bits_of(p_.w.dtype));
     double flops = 0, bytes = 0;
     std::int64_t blocks = 0;
@@ -108,7 +111,9 @@ class Tasks {
     const std::int64_t fair =
         std::max<std::int64_t>(ceil_div(blocks * results_, kTasksAWorker * std::max(workers_, 1)), 1);
     const std::int64_t row_bytes = std::max<std::int64_t>(runs_ * p_.w.columns * bits / 8, 1);
-    streamed_ = round_up_to(std::min(std::max(kStreamBytes / row_bytes, kStep), fair), kStep);
+    const double stream_bytes = std::clamp(bytes / (kStreamsAWorker * std::max(workers_, 1)), kLeastBytes, kMostBytes);
+    const auto stream_rows = static_cast<std::int64_t>(stream_bytes) / row_bytes;
+    streamed_ = round_up_to(std::min({std::max(stream_rows, kStep), kStreamedOutputs / runs_, fair}), kStep);
     packed_ = std::min(kPackedOutputs / runs_, round_up_to(fair, panel));
   }
 

@@ -174,20 +174,67 @@ TEST_F(Remembered, ValuesAreLookedAt) {
   EXPECT_EQ(find(scaled), nullptr);
 }
 
-TEST_F(Remembered, CallsWithTablesAreNotRemembered) {
+TEST_F(Remembered, TablesMatter) {
   ForwardArguments call = call_.forward;
   call.options.score_mod = "score+table0[h]";
-  call.options.tables.push_back(call_.tensor({4}));
-  recent_.remember(operations::attention::call_of(call), overrides_, backward_plan_);
+  call.options.tables = {call_.tensor({4})};
   EXPECT_EQ(find(call), nullptr);
-  EXPECT_EQ(find(call_.forward), forward_plan_);
+  recent_.remember(operations::attention::call_of(call), overrides_, backward_plan_);
+  EXPECT_EQ(find(call), backward_plan_);
+  EXPECT_EQ(find(call_.forward), nullptr);
+  ForwardArguments other = call;
+  other.options.tables = {call_.tensor({4})};  // elsewhere: the kernel's parameters alone
+  EXPECT_EQ(find(other), backward_plan_);
+  for (const TensorView& table :
+       {call_.tensor({3}), call_.tensor({4}, DType::bf16), call_.tensor({4, 1}), TensorView{}}) {
+    other.options.tables = {table};
+    EXPECT_EQ(find(other), nullptr) << describe(table);
+  }
+  other.options.tables = {call.options.tables[0], call.options.tables[0]};
+  EXPECT_EQ(find(other), nullptr);
+  other = call;
+  other.options.score_mod = "score-table0[h]";
+  EXPECT_EQ(find(other), nullptr);
+  other = call;
+  other.options.mask_mod = "h<=1";
+  EXPECT_EQ(find(other), nullptr);
 }
 
-TEST_F(Remembered, CallsWithBlockMasksAreNotRemembered) {
+TEST_F(Remembered, GradientsOfTablesMatter) {
+  BackwardArguments call = call_.backward;
+  call.options.score_mod = "score+table0[h]";
+  call.options.tables = {call_.tensor({4})};
+  call.options.dtables = {call_.tensor({4})};
+  recent_backward_.remember(operations::attention::call_of(call), overrides_, forward_plan_);
+  EXPECT_EQ(find(call), forward_plan_);
+  for (const std::vector<TensorView>& dtables : {std::vector<TensorView>(), std::vector(1, TensorView())}) {
+    BackwardArguments other = call;
+    other.options.dtables = dtables;
+    EXPECT_EQ(find(other), nullptr);
+  }
+}
+
+TEST_F(Remembered, BlockMasksMatter) {
   ForwardArguments call = call_.forward;
   call.options.block_mask = {call_.tensor({1, 1, 1}, DType::i32), call_.tensor({1, 1, 1, 1}, DType::i32)};
   EXPECT_EQ(find(call), nullptr);
   recent_.remember(operations::attention::call_of(call), overrides_, backward_plan_);
+  EXPECT_EQ(find(call), backward_plan_);
+  EXPECT_EQ(find(call_.forward), nullptr);
+  ForwardArguments other = call;
+  other.options.block_mask[1] = call_.tensor({1, 1, 1, 2}, DType::i32);
+  EXPECT_EQ(find(other), nullptr);
+  other = call;
+  other.options.block_mask.insert(other.options.block_mask.end(), call.options.block_mask.begin(),
+                                  call.options.block_mask.end());
+  EXPECT_EQ(find(other), nullptr);
+  other = call;
+  other.options.block_rows = 16;
+  EXPECT_EQ(find(other), nullptr);
+  other = call;
+  other.options.block_keys = 16;
+  EXPECT_EQ(find(other), nullptr);
+  recent_.remember(operations::attention::call_of(call_.forward), overrides_, forward_plan_);
   EXPECT_EQ(find(call), nullptr);
   EXPECT_EQ(find(call_.forward), forward_plan_);
 }

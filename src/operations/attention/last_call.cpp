@@ -1,8 +1,10 @@
 // Which calls are remembered, and what is looked at again.
 #include "operations/attention/last_call.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "operations/attention/lengths.hpp"
 #include "operations/attention/rules.hpp"
@@ -24,7 +26,16 @@ bool are_scales(const AttentionOptions& o) {
   return true;
 }
 
+bool same_kinds(const std::vector<TensorView>& one, const std::vector<TensorView>& other) {
+  return std::ranges::equal(one, other, core::same_kind);
+}
+
 }  // namespace
+
+bool LastCall::has_same_lists(const AttentionOptions& o) const {
+  return same_kinds(o.tables, tables_) && same_kinds(o.dtables, dtables_) && same_kinds(o.block_mask, block_mask_) &&
+         o.block_rows == block_rows_ && o.block_keys == block_keys_;
+}
 
 bool LastCall::has_good_values(const Call& call) const {
   const AttentionOptions& o = call.options;
@@ -44,11 +55,18 @@ bool LastCall::has_good_values(const Call& call) const {
 }
 
 bool LastCall::remember(const Call& call) {
-  if (!compares(call)) return false;
   const AttentionOptions& o = call.options;
   const bool host_lengths = has_host_lengths(call);
   has_values_ = host_lengths || o.seed_and_offset.defined() || o.q_scale_value || o.k_scale_value || o.v_scale_value;
   if (host_lengths) problem_ = describe(call);
+  has_lists_ = !(o.tables.empty() && o.dtables.empty() && o.block_mask.empty());
+  if (has_lists_) {
+    tables_ = o.tables;
+    dtables_ = o.dtables;
+    block_mask_ = o.block_mask;
+    block_rows_ = o.block_rows;
+    block_keys_ = o.block_keys;
+  }
   return last_.remember(call);
 }
 

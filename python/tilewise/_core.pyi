@@ -60,6 +60,12 @@ class ExpressionBuilder:
     def finish(self, term: int) -> str:
         """The canonical text."""
 
+def captured_parts(function: object, options: object, facts: tuple) -> object:
+    """
+    What tracing a function could see, as a key of all but the tensors, these, and the code that the key has
+    by its address; or None. facts: those of tilewise._captured.
+    """
+
 def write_block_mask(
     mask_mod: str,
     tables: Sequence[Array],

@@ -20,3 +20,8 @@ OPERATORS = {
 SWAPPED = {"gt": "<", "greater": "<", "ge": "<=", "greater_equal": "<=", "rsub": "-"}
 REFLECTED = ("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rand", "ror", "rxor", "rdiv")
 FILLED = {"new_ones": 1, "ones_like": 1, "new_zeros": 0, "zeros_like": 0, "new_full": None, "full_like": None}
+# What stand-ins have as methods.
+METHODS = (
+    *OPERATORS, *SWAPPED, "clamp", "clip", "pow", "square", "relu", "to", "float", "int", "long", "bool", "type_as",
+    "item", "detach", "clone", "contiguous", "new_ones", "new_zeros", "new_full",
+)  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tilewise import _core
-from tilewise._traced_words import DTYPES, FILLED, OPERATORS, REFLECTED, SWAPPED
+from tilewise._traced_words import DTYPES, FILLED, METHODS, OPERATORS, REFLECTED, SWAPPED
 
 _OWN = Path(__file__).parent
 
@@ -90,10 +90,7 @@ for _name in (
 ):
     setattr(Value, f"__{_name}__", _operator(_name))
 
-_METHODS = {
-    *OPERATORS, *SWAPPED, "clamp", "clip", "pow", "square", "relu", "to", "float", "int", "long", "bool", "type_as",
-    "item", "detach", "clone", "contiguous", "new_ones", "new_zeros", "new_full",
-}  # fmt: skip
+_METHODS = frozenset(METHODS)
 # Of what is not negative, they make what is not.
 _KEEP_SIGN = ("+", "*", "min", "//", "%")
 
@@ -135,9 +132,13 @@ def tracer_of(values: Any) -> Tracer:
     return tracer
 
 
-def _watching_torch() -> contextlib.AbstractContextManager[Any]:
+def _watching_torch(tracer: Tracer) -> contextlib.AbstractContextManager[Any]:
     """Within it torch shows calls on its own tensors too: what an index is, only the call itself tells."""
-    return _watching_class()() if "torch" in sys.modules else contextlib.nullcontext()
+    return _watching_class()(tracer) if "torch" in sys.modules else contextlib.nullcontext()
+
+
+# What says nothing of a tensor but what kind of tensor it is.
+_WITHOUT_VALUES = frozenset({"shape", "dtype", "device", "ndim", "dim", "size", "numel", "__len__"})
 
 
 @functools.cache
@@ -145,9 +146,17 @@ def _watching_class() -> Any:
     from torch.overrides import TorchFunctionMode
 
     class Watching(TorchFunctionMode):
+        def __init__(self, tracer: Tracer) -> None:
+            super().__init__()
+            self.tracer = tracer
+
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             tracer = found_tracer((args, kwargs))
-            return func(*args, **(kwargs or {})) if tracer is None else tracer.call(func, args, kwargs or {})
+            if tracer is not None:
+                return tracer.call(func, args, kwargs or {})
+            name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+            self.tracer.reads_values |= name not in _WITHOUT_VALUES
+            return func(*args, **(kwargs or {}))
 
     return Watching
 
@@ -163,6 +172,8 @@ class Tracer:
         self.name = name
         self.build = _core.ExpressionBuilder(name)
         self.tables: list[Any] = []
+        self.reads_values = False  # of tensors, or makes some
+        self.default_device: Any = None  # torch's, once the function has asked for it
         self._device, self._from_the_end = device, from_the_end
         self._never_negative: set[int] = set()  # terms
         self._lines: dict[int, tuple[Any, Any]] = {}  # of scalars by their id, which holds while they are kept
@@ -172,7 +183,7 @@ class Tracer:
         values = [Value(self, self.build.variable(argument)) for argument in arguments]
         self._never_negative.update(value._term for value in values if value.type == "int")
         try:
-            with _watching_torch():
+            with _watching_torch(self):
                 result = function(*values)
             term = self._operand(result)
         except Exception as error:
@@ -185,7 +196,10 @@ class Tracer:
     @property
     def device(self) -> Any:
         torch: Any = sys.modules.get("torch")
-        return self._device if self._device is not None or torch is None else torch.get_default_device()
+        if self._device is not None or torch is None:
+            return self._device
+        self.default_device = torch.get_default_device()
+        return self.default_device
 
     def call(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """A call of torch's function or method, or of a property, on a stand-in."""
@@ -369,8 +383,14 @@ class Tracer:
         """A tensor of one number as one of one dimension, in the same memory."""
         known = self._lines.get(id(scalar))
         if known is None:
+            before = self.reads_values
             known = self._lines[id(scalar)] = (scalar, scalar.reshape(1))
+            self.reads_values = before
         return known[1]
+
+    def scalar_of(self, table: Any) -> Any:
+        """The tensor of one number that a table is a line of; None of others."""
+        return next((scalar for scalar, line in self._lines.values() if line is table), None)
 
 
 def _is_scalar(index: Any) -> bool:

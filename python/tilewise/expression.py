@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tilewise._captured import remembered
 from tilewise._public import lists_public_names
 from tilewise._tracing import TraceError, Tracer
 
@@ -59,11 +60,16 @@ def trace(function: Callable[..., Any]) -> Traced:
             text. It is a ValueError.
         TypeError: The function takes another number of arguments.
     """
-    return traced(function)
+    return _traced(function)[0]
 
 
-def traced(function: Callable[..., Any], **options: Any) -> Traced:
-    """trace() with options of the Tracer."""
+def traced(function: Callable[..., Any], device: Any = None, from_the_end: bool = False) -> Traced:
+    """trace() with options of the Tracer, from an earlier trace where that gives the same."""
+    made: Traced = remembered(function, (device, from_the_end), _traced)
+    return made
+
+
+def _traced(function: Callable[..., Any], device: Any = None, from_the_end: bool = False) -> tuple[Traced, Tracer]:
     try:
         parameters = inspect.signature(function).parameters.values()
         count = sum(parameter.default is parameter.empty for parameter in parameters)
@@ -73,6 +79,6 @@ def traced(function: Callable[..., Any], **options: Any) -> Traced:
     if name is None:
         got = type(function).__name__ if count < 0 else f"one of {count}"
         raise TypeError(f"function: must take score, b, h, q_idx and kv_idx, or b, h, q_idx and kv_idx (got {got})")
-    tracer = Tracer(name, **options)
+    tracer = Tracer(name, device, from_the_end)
     text = tracer.run(function, _ARGUMENTS[name])
-    return Traced(name, text, tuple(tracer.tables))
+    return Traced(name, text, tuple(tracer.tables)), tracer

@@ -44,9 +44,10 @@ def flex_attention(
 ) -> Any:
     """torch.nn.attention.flex_attention.flex_attention, on Tilewise, with gradients on the CPU too.
 
-    Functions are traced at each call into expressions, as ``tilewise.expression.trace`` does it. An index of a captured
-    tensor that is negative counts from its end, as in torch's eager function; one beyond it, an error there, reads 0.
-    Captured tensors have gradients too, but not through what a mask_mod or an index makes of them.
+    Functions are traced into expressions, as ``tilewise.expression.trace`` does it, again where what they capture may
+    have changed. An index of a captured tensor that is negative counts from its end, as in torch's eager function; one
+    beyond it, an error there, reads 0. Captured tensors have gradients too, but not through what a mask_mod or an index
+    makes of them.
 
     Args:
         query: [batch_size, num_heads_q, seqlen_q, head_dim], f32, bf16 or f16; on the CPU f64 too.
@@ -84,7 +85,10 @@ def flex_attention(
     if key.shape[0] != query.shape[0]:
         key, value = (tensor.expand(query.shape[0], *tensor.shape[1:]) for tensor in (key, value))
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
-    attend = _attend_plainly if score_mod is None and block_mask is None else _attend_by_functions
+    if score_mod is None and block_mask is None:
+        attend = _attend_plainly
+    else:
+        attend = _left_alone if torch.compiler.is_compiling() else _attend_by_functions
     result = attend(query, key, value, score_mod, block_mask, scale, wants_lse)
     if return_aux is None:
         return result
@@ -99,11 +103,9 @@ def _attend_plainly(
     return _attention(query, key, value, {"softmax_scale": scale, "return_lse": return_lse})
 
 
-@torch.compiler.disable(reason="it traces functions of scores itself")  # type: ignore[untyped-decorator]
 def _attend_by_functions(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: Any, scale: Any, return_lse: bool
 ) -> Any:
-    """Opaque to torch.compile: what it would trace is itself a trace."""
     options = {"softmax_scale": scale, "return_lse": return_lse}
     if score_mod is not None:
         options["score_mod"] = traced("score_mod", score_mod, query.device)
@@ -111,8 +113,13 @@ def _attend_by_functions(
         call = Call(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device)
         options |= visible(block_mask, call)
         # Orders of adding up dq are what a torch that shall be deterministic goes by.
-        options["deterministic"] = getattr(block_mask, "dq_write_order", None) is not None
+        if getattr(block_mask, "dq_write_order", None) is not None:
+            options["deterministic"] = True
     return _attention(query, key, value, options)
+
+
+# Opaque to torch.compile: what it would trace is itself a trace.
+_left_alone: Any = torch.compiler.disable(_attend_by_functions, reason="it traces functions of scores itself")
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:

@@ -15,15 +15,16 @@
 #include "operations/attention/names.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
+#include "torch_attention.hpp"
 #include "torch_kernel.hpp"
 #include "torch_options.hpp"
 #include "torch_shim.hpp"
 #include "torch_stack.hpp"
 
 namespace tilewise::python {
-namespace {
-
 namespace shim = torch_shim;
+
+namespace {
 
 std::string options_schema() {
   std::string text;
@@ -76,12 +77,77 @@ void allocate_outputs(ForwardArguments* arguments, shim::Tensor* out, shim::Tens
   if (lse != nullptr) *lse = shim::Tensor::empty(&arguments->softmax_lse);
 }
 
-/// Allocates and computes out, and softmax_lse where `lse` is not null.
+}  // namespace
+
+AttentionOptions plain_options(shim::StackReader& stack) {
+  AttentionOptions options;
+  const std::int64_t form = stack.integer();
+  options.mask = form & 1 ? Mask::causal : Mask::none;
+  options.layout = core::value_at<Layout>("layout", form >> 1);
+  options.softmax_scale = stack.optional_number();
+  return options;
+}
+
 void run_forward(ForwardArguments arguments, const SelectOptions& select, shim::Tensor* out, shim::Tensor* lse) {
   arguments.options.clear_rest = true;
   allocate_outputs(&arguments, out, lse);
   run_on_current_stream(arguments, select, shim::current_stream(arguments.q.device));
 }
+
+BackwardTensors BackwardTensors::read(shim::StackReader& stack) {
+  return {stack.tensor(), stack.optional_tensor(), stack.tensor(), stack.tensor(),
+          stack.tensor(), stack.tensor(),          stack.tensor()};
+}
+BackwardArguments BackwardTensors::arguments(AttentionOptions options) const {
+  return {dout.view("dout"),
+          dlse.view("dlse"),
+          q.view("q"),
+          k.view("k"),
+          v.view("v"),
+          out.view("out"),
+          softmax_lse.view("softmax_lse"),
+          {},
+          {},
+          {},
+          {},
+          {},
+          std::move(options)};
+}
+
+shim::Tensor gradient(const TensorView& q, const TensorView& like, Layout layout, bool wanted, std::string_view name,
+                      TensorView* view) {
+  if (!wanted) {
+    TensorView nothing = contiguous(q.dtype, q.device, 1, {0});
+    return shim::Tensor::empty(&nothing);
+  }
+  if (!like.defined()) {
+    throw Error(ErrorCode::invalid_argument, core::concat(name, ": cannot be asked for without its input"));
+  }
+  *view = in_order_of(like, layout, contiguous(like.dtype, like.device, like.rank, like.shape));
+  return shim::Tensor::empty(view);
+}
+
+Gradients run_backward(BackwardArguments a, const Needed& needed, std::size_t count, const SelectOptions& select) {
+  Gradients gradients;
+  const Layout layout = a.options.layout;
+  gradients[0] = gradient(a.q, a.q, layout, needed[0], "dq", &a.dq);
+  gradients[1] = gradient(a.q, a.k, layout, needed[1], "dk", &a.dk);
+  gradients[2] = gradient(a.q, a.v, layout, needed[2], "dv", &a.dv);
+  if (count > kPlainGradients) {
+    constexpr Layout kNone = Layout::bshd;  // they have no rows in an order of their own: contiguous
+    gradients[3] = gradient(a.q, a.options.bias, kNone, needed[3], "dbias", &a.dbias);
+    gradients[4] = gradient(a.q, a.options.sink, kNone, needed[4], "dsink", &a.dsink);
+  }
+  a.options.clear_rest = true;
+  run_on_current_stream(a, select, shim::current_stream(a.q.device));
+  return gradients;
+}
+
+void give(Gradients& gradients, std::size_t count, shim::StableIValue* stack) {
+  for (std::size_t i = 0; i < count; ++i) stack[i] = reinterpret_cast<std::uintptr_t>(gradients[i].release());
+}
+
+namespace {
 
 void forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
   shim::StackReader reader(stack);
@@ -93,16 +159,6 @@ void forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std
   });
   stack[0] = reinterpret_cast<std::uintptr_t>(out.release());
   stack[1] = reinterpret_cast<std::uintptr_t>(lse.release());
-}
-
-/// The options in kPlainSchema.
-AttentionOptions plain_options(shim::StackReader& stack) {
-  AttentionOptions options;
-  const std::int64_t form = stack.integer();
-  options.mask = form & 1 ? Mask::causal : Mask::none;
-  options.layout = core::value_at<Layout>("layout", form >> 1);
-  options.softmax_scale = stack.optional_number();
-  return options;
 }
 
 /// `with_lse`: the caller keeps the logsumexp, for a backward pass or for itself.
@@ -158,71 +214,6 @@ void forward_out_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/,
   stack[0] = reinterpret_cast<std::uintptr_t>(lse.release());
 }
 
-/// A gradient shaped and stored like `like` where wanted, otherwise a tensor [0] of q's kind.
-shim::Tensor gradient(const TensorView& q, const TensorView& like, Layout layout, bool wanted, const char* name,
-                      TensorView* view) {
-  if (!wanted) {
-    TensorView nothing = contiguous(q.dtype, q.device, 1, {0});
-    return shim::Tensor::empty(&nothing);
-  }
-  if (!like.defined()) {
-    throw Error(ErrorCode::invalid_argument, std::string(name) + ": cannot be asked for without its input");
-  }
-  *view = in_order_of(like, layout, contiguous(like.dtype, like.device, like.rank, like.shape));
-  return shim::Tensor::empty(view);
-}
-
-/// The tensors of a backward call, in the order of its schemas, owned until the kernel returns.
-struct BackwardTensors {
-  shim::Tensor dout, dlse, q, k, v, out, softmax_lse;
-
-  [[nodiscard]] static BackwardTensors read(shim::StackReader& stack) {
-    return {stack.tensor(), stack.optional_tensor(), stack.tensor(), stack.tensor(),
-            stack.tensor(), stack.tensor(),          stack.tensor()};
-  }
-  [[nodiscard]] BackwardArguments arguments(AttentionOptions options) const {
-    return {dout.view("dout"),
-            dlse.view("dlse"),
-            q.view("q"),
-            k.view("k"),
-            v.view("v"),
-            out.view("out"),
-            softmax_lse.view("softmax_lse"),
-            {},
-            {},
-            {},
-            {},
-            {},
-            options};
-  }
-};
-
-/// dq, dk, dv, dbias and dsink; the plain operator has the first three.
-using Needed = std::array<bool, 5>;
-using Gradients = std::array<shim::Tensor, 5>;
-constexpr std::size_t kPlainGradients = 3;
-
-void give(Gradients& gradients, std::uint64_t count, shim::StableIValue* stack) {
-  for (std::size_t i = 0; i < count; ++i) stack[i] = reinterpret_cast<std::uintptr_t>(gradients[i].release());
-}
-
-/// Allocates the first `count` gradients and computes those that are needed.
-Gradients run_backward(BackwardArguments a, const Needed& needed, std::size_t count, const SelectOptions& select) {
-  Gradients gradients;
-  const Layout layout = a.options.layout;
-  gradients[0] = gradient(a.q, a.q, layout, needed[0], "dq", &a.dq);
-  gradients[1] = gradient(a.q, a.k, layout, needed[1], "dk", &a.dk);
-  gradients[2] = gradient(a.q, a.v, layout, needed[2], "dv", &a.dv);
-  if (count > kPlainGradients) {
-    constexpr Layout kNone = Layout::bshd;  // they have no rows in an order of their own: contiguous
-    gradients[3] = gradient(a.q, a.options.bias, kNone, needed[3], "dbias", &a.dbias);
-    gradients[4] = gradient(a.q, a.options.sink, kNone, needed[4], "dsink", &a.dsink);
-  }
-  a.options.clear_rest = true;
-  run_on_current_stream(a, select, shim::current_stream(a.q.device));
-  return gradients;
-}
-
 void backward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
   shim::StackReader reader(stack);
   const BackwardTensors tensors = BackwardTensors::read(reader);
@@ -263,10 +254,6 @@ void backward_out_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/
   });
 }
 
-constexpr const char* kForwardTensors = "Tensor q, Tensor k, Tensor v";
-constexpr const char* kBackwardTensors =
-    "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse";
-
 struct Operator {
   const char* name;
   const char* tensors;
@@ -304,6 +291,7 @@ std::string schema_of(const Operator& op) {
 std::vector<TorchOperator> attention_operators() {
   std::vector<TorchOperator> operators;
   for (const Operator& op : kOperators) operators.push_back({op.name, schema_of(op), op.kernel});
+  for (TorchOperator& op : function_operators()) operators.push_back(std::move(op));
   return operators;
 }
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from tilewise._options import AttentionOptions
 
+_FUNCTIONS = frozenset({"score_mod", "mask_mod", "block_mask"})
 _torch_backend: Any = None  # tilewise._torch, from the first eager call with torch loaded on
 
 
@@ -54,7 +55,8 @@ def _is_torch(array: Any) -> bool:
 
 
 def _with_short_way(careful: Callable[..., Any]) -> Callable[..., Any]:
-    """attention() with a short way, at a third of the cost, for eager calls on torch tensors without rarer options.
+    """attention() with a short way, at a third of the cost, for eager calls on torch tensors without rarer options than
+    functions of scores.
 
     It answers unknown keywords too, for `careful`.
     """
@@ -74,9 +76,9 @@ def _with_short_way(careful: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         torch = _torch_backend
         if (
-            not options
-            and torch is not None
+            torch is not None
             and not torch.compiling()  # first, as the one that a compiler which looks on understands
+            and (not options or options.keys() <= _FUNCTIONS)
             and not torch.any_autocast()
             and not torch.transforming()
             and torch.forward_ad._current_level < 0
@@ -93,7 +95,13 @@ def _with_short_way(careful: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 if softmax_scale is not None:
                     softmax_scale = number("softmax_scale", softmax_scale)
-                return torch.plain_attention(q, k, v, form, softmax_scale, return_lse)
+                if not options:
+                    return torch.plain_attention(q, k, v, form, softmax_scale, return_lse)
+                functions = score_functions(**options)
+                if functions is not None:
+                    result = torch.attention_by_functions(q, k, v, form, softmax_scale, return_lse, functions)
+                    if result is not None:
+                        return result
         check_keywords("attention", options, known)
         return careful(q, k, v, mask=mask, softmax_scale=softmax_scale, layout=layout, return_lse=return_lse, **options)
 

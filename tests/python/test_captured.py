@@ -384,3 +384,19 @@ def test_block_masks_follow_their_lists():
     mask.full_counts.zero_()
     mask.counts.zero_()
     assert tilewise.attention(q, k, v, block_mask=mask).abs().max() == 0
+
+
+def test_operators_count_and_check():
+    q = torch.randn(1, 5, 3, 8)
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        tilewise.attention(q, q, q, score_mod=shifted(3))
+    assert counter.get_total_flops() == 2 * 3 * 5 * 5 * 16
+    operators = torch.ops.tilewise.attention_forward
+    args = (q, q, q, 0, None, "score+table0[h]", "q_idx>=kv_idx", [SLOPES], 1, 0, 0)
+    for operator in (operators.functions, operators.functions_lse):
+        torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
+    out, lse = operators.functions_lse(*args)
+    given = (out, None, q, q, q, out, lse, 1 + 4 + 8, False, *args[3:])
+    torch.library.opcheck(
+        torch.ops.tilewise.attention_backward.functions, given, test_utils=("test_schema", "test_faketensor")
+    )

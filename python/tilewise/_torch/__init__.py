@@ -34,6 +34,7 @@ any_autocast: Callable[[], bool] = private.is_any_autocast_enabled
 _grad_enabled = torch.is_grad_enabled
 _apply_plain = autograd.apply_plain
 _apply_usual = autograd.apply_usual
+attention_by_functions = functions.short_attention
 _eager_plain = operators.eager_plain
 _eager_plain_lse = operators.eager_plain_lse
 transforming: Callable[[], bool] = private.are_transforms_active

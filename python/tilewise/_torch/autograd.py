@@ -43,7 +43,7 @@ def eager_forward_out(
         return operators.forward_out(q, k, v, out, *options)
 
 
-def _dense_rows(dout: Optional[Tensor], out: Tensor) -> Tensor:
+def dense_rows(dout: Optional[Tensor], out: Tensor) -> Tensor:
     """The gradient of `out` as the kernels read it; None stands for zeros."""
     if dout is None:
         return torch.zeros_like(out)
@@ -59,7 +59,7 @@ def gradients(
     operator: Any = operators.backward,
 ) -> tuple[Optional[Tensor], ...]:
     """(dq, dk, dv, dbias, dsink), None where not needed. `saved`: q, k, v, out, softmax_lse."""
-    dout = _dense_rows(dout, saved[3])
+    dout = dense_rows(dout, saved[3])
     if torch.are_deterministic_algorithms_enabled():
         options = Options(*options)._replace(deterministic=True)
     results = operator(dout, dlse, *saved, *needed, *options)
@@ -160,7 +160,7 @@ def _plain_gradients(
     q, k, v, out, softmax_lse = ctx.saved_tensors
     try:
         dq, dk, dv = operators.plain_backward(
-            _dense_rows(dout, out), dlse, q, k, v, out, softmax_lse,
+            dense_rows(dout, out), dlse, q, k, v, out, softmax_lse,
             need_dq + 2 * need_dk + 4 * need_dv, form, softmax_scale,
         )  # fmt: skip
     except RuntimeError as error:
@@ -178,7 +178,7 @@ def eager_gradients(
 ) -> tuple[Optional[Tensor], ...]:
     """gradients() from an autograd.Function's backward pass, with errors of their right types."""
     if has_tangents((dout, dlse)):  # asked here, since below autograd none is seen
-        return _gradients_with_tangents(_dense_rows(dout, saved[3]), dlse, saved, Options(*options), needed)
+        return _gradients_with_tangents(dense_rows(dout, saved[3]), dlse, saved, Options(*options), needed)
     try:
         if torch.is_grad_enabled():  # create_graph: the operator's own autograd has the second pass
             return gradients(dout, dlse, saved, options, needed)

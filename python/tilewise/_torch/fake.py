@@ -54,6 +54,14 @@ def short(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> Tensor:
     return short_lse(q, k, v, *args)[0]
 
 
+def functions_lse(q: Tensor, k: Tensor, v: Tensor, form: int, *args: Any) -> tuple[Tensor, Tensor]:
+    return plain_lse(q, k, v, form)
+
+
+def functions(q: Tensor, k: Tensor, v: Tensor, form: int, *args: Any) -> Tensor:
+    return plain_lse(q, k, v, form)[0]
+
+
 def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     options = Options(*args, **kwargs)
     _check_devices(q, options, k=k, v=v, out=out)
@@ -121,15 +129,28 @@ def plain_backward(
     return backward(dout, dlse, q, k, v, out, softmax_lse, *needs, layout=form_parts(form)[1])[:3]
 
 
+def functions_backward(*args: Any) -> tuple[Any, ...]:
+    dout, dlse, q, k, v, out, softmax_lse, needed, _, form, _, _, _, tensors, num_tables, *_ = args
+    of_rows = plain_backward(dout, dlse, q, k, v, out, softmax_lse, needed, form)
+    of_tables = [
+        table.new_empty(table.shape) if needed >> 3 + place & 1 else q.new_empty(0)
+        for place, table in enumerate(tensors[:num_tables])
+    ]
+    return (*of_rows, of_tables)
+
+
 for _name, _fake in (
     ("attention_forward", forward),
     ("attention_forward.plain", plain),
     ("attention_forward.plain_lse", plain_lse),
     ("attention_forward.short", short),
     ("attention_forward.short_lse", short_lse),
+    ("attention_forward.functions", functions),
+    ("attention_forward.functions_lse", functions_lse),
     ("attention_forward_out", forward_out),
     ("attention_backward", backward),
     ("attention_backward.plain", plain_backward),
+    ("attention_backward.functions", functions_backward),
     ("attention_backward_out", backward_out),
 ):
     torch.library.register_fake(f"tilewise::{_name}", _fake, lib=LIBRARY)

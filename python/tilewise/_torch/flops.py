@@ -58,7 +58,7 @@ def _options(rest: tuple[Any, ...], others: dict[str, Any]) -> Any:
     """Options of an operator with all of them, or of an overload that begins with a form."""
     if (rest and type(rest[0]) is int) or "form" in others:
         form, *tail = (*rest, *others.values())
-        if len(tail) > 1:
+        if len(tail) > 1 and not isinstance(tail[1], str):  # that one is a score_mod
             return Short(form, *tail).options()
         return Options(causal=form_parts(form)[0], layout=form_parts(form)[1])
     return Options(*rest, **others)
@@ -81,7 +81,8 @@ def backward(dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tens
     """Q Kᵀ again, dS K and dSᵀ Q over head_dim; dO Vᵀ and Pᵀ dO over head_dim_v."""
     if type(rest[0]) is bool:
         return _flops(q, k, v, _options(rest[5:], others), (3, 2))
-    return _flops(q, k, v, _options(rest[1:] or (0,), others), (3, 2))
+    before = 2 if len(rest) > 1 and type(rest[1]) is bool else 1  # needed; of functions deterministic too
+    return _flops(q, k, v, _options(rest[before:] or (0,), others), (3, 2))
 
 
 @register_flop_formula(_ops.attention_backward_out, get_raw=True)

@@ -64,9 +64,10 @@ eager_forward: Any = private.handle_of(forward)
 
 # Overloads for calls without other options. They have no autograd, not even torch's own layer that would say so:
 # torch goes straight to their kernels, and who calls them looks after gradients.
-for _name in ("plain", "plain_lse", "short", "short_lse"):
+for _name in ("plain", "plain_lse", "short", "short_lse", "functions", "functions_lse"):
     LIBRARY.impl(f"attention_forward.{_name}", torch.library.fallthrough_kernel, "Autograd")
-LIBRARY.impl("attention_backward.plain", torch.library.fallthrough_kernel, "Autograd")
+for _name in ("plain", "functions"):
+    LIBRARY.impl(f"attention_backward.{_name}", torch.library.fallthrough_kernel, "Autograd")
 plain: Any = torch.ops.tilewise.attention_forward.plain
 plain_lse: Any = torch.ops.tilewise.attention_forward.plain_lse
 plain_backward: Any = torch.ops.tilewise.attention_backward.plain
@@ -76,3 +77,9 @@ short: Any = torch.ops.tilewise.attention_forward.short
 short_lse: Any = torch.ops.tilewise.attention_forward.short_lse
 eager_short: Any = private.handle_of(short)
 eager_short_lse: Any = private.handle_of(short_lse)
+functions: Any = torch.ops.tilewise.attention_forward.functions
+functions_lse: Any = torch.ops.tilewise.attention_forward.functions_lse
+functions_backward: Any = torch.ops.tilewise.attention_backward.functions
+eager_functions: Any = private.handle_of(functions)
+eager_functions_lse: Any = private.handle_of(functions_lse)
+eager_functions_backward: Any = private.handle_of(functions_backward)

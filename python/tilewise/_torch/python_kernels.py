@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tilewise import _core
 from tilewise._arrays import core_options
+from tilewise._block_mask import BlockMask
 from tilewise._functions import Functions
 from tilewise._options import ARRAYS, HEAD, TAIL, Options, Short, form_parts
 from tilewise._torch.dtypes import BYTE_DTYPES
@@ -200,14 +201,49 @@ def plain_backward(
     return run_backward(inputs, needs, Options(causal, softmax_scale, layout))[:3]
 
 
+def _functions_of(score_mod: str, mask_mod: str, tensors: list[Tensor], num_tables: int, *block: int) -> Functions:
+    """Of what the operators for calls with functions of scores take."""
+    tables, lists = tensors[:num_tables], tensors[num_tables:]
+    if not lists:
+        return Functions(score_mod, mask_mod, tuple(tables))
+    counts, indices, full_counts, full_indices = lists if len(lists) > 2 else (*lists, None, None)
+    mask = BlockMask(None, counts, indices, full_counts, full_indices, (block[0], block[1]))
+    return Functions(score_mod, mask_mod, tuple(tables), mask)
+
+
+def functions_lse(
+    q: Tensor, k: Tensor, v: Tensor, form: int, softmax_scale: Optional[float], *args: Any
+) -> tuple[Tensor, Tensor]:
+    causal, layout = form_parts(form)
+    return run_forward(q, k, v, Options(causal, softmax_scale, layout), _functions_of(*args))
+
+
+def functions(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> Tensor:
+    return functions_lse(q, k, v, *args)[0]
+
+
+def functions_backward(*args: Any) -> tuple[Any, ...]:
+    inputs, (needed, deterministic, form, softmax_scale, *given) = args[:7], args[7:]
+    causal, layout = form_parts(form)
+    options = Options(causal, softmax_scale, layout, deterministic=deterministic)
+    own = _functions_of(*given)
+    needs = (*(bool(needed >> bit & 1) for bit in range(3)), False, False)
+    of_tables = (bool(needed >> 3 + place & 1) for place in range(len(own.tables)))
+    gradients = run_backward(inputs, (*needs, *of_tables), options, own)
+    return (*gradients[:3], list(gradients[5:]))
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
     "attention_forward": forward,
     "attention_forward.plain": plain,
     "attention_forward.plain_lse": plain_lse,
     "attention_forward.short": short,
     "attention_forward.short_lse": short_lse,
+    "attention_forward.functions": functions,
+    "attention_forward.functions_lse": functions_lse,
     "attention_forward_out": forward_out,
     "attention_backward": backward,
     "attention_backward.plain": plain_backward,
+    "attention_backward.functions": functions_backward,
     "attention_backward_out": backward_out,
 }

@@ -2,6 +2,7 @@
 // is given those that every call has. Where a kind of call has none of these, as gradients, flags say which are needed.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -31,6 +32,10 @@ class TorchBinding {
   static void add_to(std::vector<TorchOperator>& operators) {
     operators.push_back(one<false>());
     if (kAlwaysMakesSome) operators.push_back(one<true>());
+    if constexpr (kMayBePacked)
+      operators.push_back({name() + ".packed",
+                           name() + ".packed(Tensor[] tensors, int given, str stated) -> " + returns_text<false>(),
+                           &packed_kernel});
   }
 
  private:
@@ -52,6 +57,8 @@ class TorchBinding {
       if (is_output(place) && !kTensors[place].may_be_absent()) return true;
     return false;
   }();
+  /// Of calls of single tensors: torch takes a quarter of a microsecond for every argument.
+  static constexpr bool kMayBePacked = kAlwaysMakesSome && operations::schema::kLists<kSchema> == 0;
   /// Outputs that come as arguments where `into`.
   template <bool into>
   [[nodiscard]] static constexpr bool is_given(std::size_t place) {
@@ -76,12 +83,11 @@ class TorchBinding {
     torch_shim::String implementation;
   };
 
+  static std::string name() { return std::string(core::kNamesOf<typename Op::Schema::Names>[kCall]); }
   template <bool into>
   static TorchOperator one() {
-    std::string name(core::kNamesOf<typename Op::Schema::Names>[kCall]);
-    if (into) name += "_out";
-    std::string schema = name + arguments_text<into>() + " -> " + returns_text<into>();
-    return {std::move(name), std::move(schema), &kernel<into>};
+    const std::string own = name() + (into ? "_out" : "");
+    return {own, own + arguments_text<into>() + " -> " + returns_text<into>(), &kernel<into>};
   }
 
   template <bool into>
@@ -176,13 +182,23 @@ class TorchBinding {
       read_word(key, from.view(), value);
   }
   template <bool into>
-  static Arguments arguments_of(const Values& values) {
+  static Arguments arguments_of(Values& values) {
     Arguments arguments;
     [&]<std::size_t... n>(std::index_sequence<n...>) {
       (state(arguments.*operations::schema::get<n>(kStated).second, operations::schema::get<n>(kStated).first,
              std::get<n>(values.stated)),
        ...);
     }(std::make_index_sequence<std::tuple_size_v<RawValues>>());
+    for (std::size_t i = 0; i < kChoices.size(); ++i) choose(values.chosen, i, values.dtypes[i].view());
+    set_tensors<into>(arguments, values);
+    return arguments;
+  }
+  /// An element type, by name; "" for the default.
+  static void choose(operations::schema::ChosenOutputs& chosen, std::size_t choice, std::string_view name) {
+    if (!name.empty()) chosen.dtypes[choice] = core::value_of<DType>(kChoices[choice].name, name);
+  }
+  template <bool into>
+  static void set_tensors(Arguments& arguments, const Values& values) {
     operations::schema::for_each_member<kSchema>(arguments, [&](std::size_t place, auto& entries) {
       if (!is_given<into>(place)) return;
       if constexpr (std::is_same_v<decltype(entries), TensorView&>) {
@@ -194,7 +210,6 @@ class TorchBinding {
       }
     });
     operations::schema::read_bytes<kSchema>(arguments);
-    return arguments;
   }
 
   [[nodiscard]] static TensorView planned(const operations::schema::PlannedOutput& output, Device device) {
@@ -209,9 +224,6 @@ class TorchBinding {
   template <bool into>
   static void make_outputs(Arguments& arguments, Values& values) {
     const typename Op::Call call(arguments);
-    for (std::size_t i = 0; i < kChoices.size(); ++i)
-      if (const std::string_view name = values.dtypes[i].view(); !name.empty())
-        values.chosen.dtypes[i] = core::value_of<DType>(kChoices[i].name, name);
     const operations::schema::OutputPlanner<kSchema> planner(call, kChoices, values.chosen);
     const TensorView model = planner.model();
     bool judged = model.defined();
@@ -252,17 +264,79 @@ class TorchBinding {
     Values values = take<into>(reader);
     run_kernel([&values] {
       Arguments arguments = arguments_of<into>(values);
-      make_outputs<into>(arguments, values);
-      const typename Op::Call call(arguments);
-      const Device device = Op::device(call);
-      run_on_stream<Op>(call, device, {std::string(values.implementation.view())}, torch_shim::current_stream(device));
+      run<into>(arguments, values, std::string(values.implementation.view()));
     });
+    give<into>(values, stack);
+  }
+  template <bool into>
+  static void run(Arguments& arguments, Values& values, std::string implementation) {
+    make_outputs<into>(arguments, values);
+    const typename Op::Call call(arguments);
+    const Device device = Op::device(call);
+    run_on_stream<Op>(call, device, {std::move(implementation)}, torch_shim::current_stream(device));
+  }
+  template <bool into>
+  static void give(Values& values, torch_shim::StableIValue* stack) {
     std::size_t next = 0;
     for (std::size_t place = 0; place < kTensors.size(); ++place) {
       if (!is_output(place) || is_given<into>(place)) continue;
       stack[next++] =
           is_list(place) ? torch_shim::returned(values.lists[place]) : torch_shim::returned(values.one[place]);
     }
+  }
+
+  /// What a packed call says beside its tensors.
+  struct Stated {
+    std::string text;
+    Arguments arguments;  // without tensors
+    operations::schema::ChosenOutputs chosen;
+    std::string implementation;
+  };
+  /// Of a line for each: sizes of outputs, fields, element types of outputs, and the implementation.
+  static Stated read_stated(std::string_view text) {
+    Stated stated{std::string(text), {}, {}, {}};
+    const auto next = [&text] {
+      const std::string_view line = text.substr(0, text.find('\n'));
+      text.remove_prefix(std::min(line.size() + 1, text.size()));
+      return line;
+    };
+    for (std::size_t i = 0; i < kChoices.size(); ++i)
+      if (kChoices[i].dimension >= 0) core::read_word(kChoices[i].name, next(), stated.chosen.sizes[i]);
+    [&]<std::size_t... n>(std::index_sequence<n...>) {
+      using core::read_word;
+      (read_word(operations::schema::get<n>(kStated).first, next(),
+                 stated.arguments.*operations::schema::get<n>(kStated).second),
+       ...);
+    }(std::make_index_sequence<std::tuple_size_v<RawValues>>());
+    for (std::size_t i = 0; i < kChoices.size(); ++i)
+      if (kChoices[i].dimension < 0) choose(stated.chosen, i, next());
+    stated.implementation = next();
+    return stated;
+  }
+
+  /// `given`: bit i is set where the i-th input is among the tensors.
+  static void packed_kernel(torch_shim::StableIValue* stack, std::uint64_t /*num_inputs*/,
+                            std::uint64_t /*num_outputs*/) {
+    torch_shim::StackReader reader(stack);
+    std::vector<torch_shim::Tensor> tensors = reader.tensors();
+    const std::int64_t given = reader.integer();
+    const torch_shim::String text = reader.string();
+    Values values{};
+    run_kernel([&] {
+      std::size_t input = 0, tensor = 0;
+      for (std::size_t place = 0; place < kTensors.size(); ++place) {
+        if (is_output(place)) values.needed[place] = true;
+        if (is_given<false>(place) && (given >> input++ & 1) != 0 && tensor < tensors.size())
+          values.one[place] = std::move(tensors[tensor++]);
+      }
+      thread_local Stated last = read_stated(text.view());  // calls in a loop state the same
+      if (last.text != text.view()) last = read_stated(text.view());
+      Arguments arguments = last.arguments;
+      values.chosen = last.chosen;
+      set_tensors<false>(arguments, values);
+      run<false>(arguments, values, last.implementation);
+    });
+    give<false>(values, stack);
   }
 };
 

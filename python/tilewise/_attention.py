@@ -49,8 +49,13 @@ def _load_torch_backend() -> Any:
     return tilewise._torch
 
 
+def torch_backend() -> Any:
+    """tilewise._torch, or None where no array can be a tensor."""
+    return _torch_backend or _load_torch_backend()
+
+
 def _is_torch(array: Any) -> bool:
-    backend = _torch_backend or _load_torch_backend()
+    backend = torch_backend()
     return backend is not None and isinstance(array, backend.Tensor)
 
 

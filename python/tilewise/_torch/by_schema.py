@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from tilewise import _calls, _core, _log
-from tilewise._torch import autocast, autograd, operators
+from tilewise._torch import autocast, autograd, operators, private
 from tilewise._torch.dtypes import CORE_DTYPES, TORCH_DTYPES
 from tilewise._torch.errors import raise_known
 from tilewise._torch.formulas import FORMULAS
 from tilewise._torch.operators import LIBRARY
+from tilewise._torch.packed import Packed
 from tilewise._torch.private import are_transforms_active as transforming
 from tilewise._torch.private import forward_ad
 from tilewise._torch.python_kernels import borrow, stream_of
@@ -314,6 +315,7 @@ class Operation:
     def __init__(self, name: str) -> None:
         self.name = name
         self.make = self._register(Operator(_calls.CALLS[name]))
+        self._packed = Packed.of(self.make)
         self.write = self._register(Operator(_calls.CALLS[name], into=True))
         self.derivatives: Optional[Derivatives] = None
         if (backward := _calls.CALLS.get(f"{name}_backward")) is not None:
@@ -399,6 +401,20 @@ class Operation:
         try:
             with autograd.below_autograd():
                 made = self.make.handle(*[get(name) for name in self.make.names])
+        except (RuntimeError, NotImplementedError, ValueError, TypeError):
+            return None
+        return made if isinstance(made, tuple) else (made,)
+
+    def run_packed(self, inputs: Given, fields: Given) -> Optional[tuple[Any, ...]]:
+        """run_plain() of inputs and all else by name; `fields` stays as it is."""
+        if forward_ad._current_level >= 0 or transforming() or private.is_any_autocast_enabled():
+            return None
+        packed = self._packed
+        arguments = None if packed is None else packed.arguments(inputs, fields)
+        if packed is None or arguments is None:
+            return None
+        try:
+            made = packed.handle(*arguments)
         except (RuntimeError, NotImplementedError, ValueError, TypeError):
             return None
         return made if isinstance(made, tuple) else (made,)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from command_line import BUILDS
+from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.functional import scaled_dot_product_attention
 
 import tilewise
@@ -22,6 +23,7 @@ from tilewise.bench.ceilings import find_program
 from tilewise.bench.timing import measure
 from tilewise.compat import flash_attn, sdpa
 from tilewise.compat.transformer_engine import DotProductAttention
+from tilewise.expression import trace
 
 Call = Callable[[], object]
 
@@ -30,7 +32,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--min-time", type=seconds, default=1.0, help="seconds for each line (default: 1)")
     options = parser.parse_args()
-    for calls in (None, drop_in_calls(), sdpa_calls(), transformer_engine_calls()):
+    others = (drop_in_calls(), sdpa_calls(), transformer_engine_calls(), function_calls("cpu"), flex_calls())
+    for calls in (None, *others, expert_calls("cpu")):
         for name, microseconds in measure_overhead(options.min_time, calls).items():
             print(f"{name:40s} {microseconds:8.2f} us")
 
@@ -128,6 +131,57 @@ def transformer_engine_calls() -> dict[str, Call]:
         "tilewise, packed": lambda: tilewise.attention(rows, rows, rows, mask="causal", **thd),
         "DotProductAttention, thd": lambda: packed(rows, rows, rows, **te),
     }
+
+
+def function_calls(device: str) -> dict[str, Call]:
+    """Calls with functions of scores on bf16 [1, 16, 1, 64]: the same function every time, a new one, one that is
+    traced before, and a block mask."""
+    q, slopes = torch.randn(1, 16, 1, 64, device=device).bfloat16(), torch.ones(1, device=device)
+    leaf = q.clone().requires_grad_()
+
+    def new(distance: int = 8) -> Any:
+        return lambda score, b, h, q_idx, kv_idx: torch.where(q_idx - kv_idx < distance, score + slopes[h], score)
+
+    same, known = new(), trace(new())
+    mask = tilewise.block_mask(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx, 16, 16, block_size=16, device=device)
+    return {
+        "tilewise, bf16 of 16 rows": lambda: tilewise.attention(q, q, q),
+        "tilewise, score_mod": lambda: tilewise.attention(q, q, q, score_mod=same),
+        "tilewise, new score_mod": lambda: tilewise.attention(q, q, q, score_mod=new()),
+        "tilewise, traced score_mod": lambda: tilewise.attention(q, q, q, score_mod=known),
+        "tilewise, block_mask": lambda: tilewise.attention(q, q, q, block_mask=mask),
+        "tilewise, score_mod with gradient": lambda: tilewise.attention(leaf, leaf, leaf, score_mod=same),
+    }
+
+
+def flex_calls() -> dict[str, Call]:
+    """torch's flex_attention on Tilewise, on f32 [1, 1, 1, 8]."""
+    from tilewise.compat import flex_attention as flex
+
+    q = torch.randn(1, 1, 1, 8)
+
+    def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return q_idx >= kv_idx
+
+    def halved(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score * 0.5
+
+    own = flex.create_block_mask(causal, 1, 1, 1, 1, "cpu")
+    torchs = torch_flex.create_block_mask(causal, 1, 1, 1, 1, "cpu")
+    return {
+        "flex_attention": lambda: flex.flex_attention(q, q, q),
+        "flex_attention, score_mod": lambda: flex.flex_attention(q, q, q, halved),
+        "flex_attention, own block_mask": lambda: flex.flex_attention(q, q, q, None, own),
+        "flex_attention, torch's block_mask": lambda: flex.flex_attention(q, q, q, None, torchs),
+    }
+
+
+def expert_calls(device: str) -> dict[str, Call]:
+    """A layer of one expert and one token, bf16, of 64 and 64."""
+    x, ids, weights = torch.randn(1, 64), torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1)
+    tensors = (x.bfloat16(), ids, weights, torch.randn(1, 128, 64).bfloat16(), torch.randn(1, 64, 64).bfloat16())
+    given = tuple(tensor.to(device) for tensor in tensors)
+    return {"tilewise.moe": lambda: tilewise.moe(*given)}
 
 
 def gradient_calls(name: str, attention: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> dict[str, Call]:

@@ -33,7 +33,7 @@ from command_line import (
     results_file,
     write_results,
 )
-from overhead import cpp_overhead, gradient_calls
+from overhead import cpp_overhead, expert_calls, function_calls, gradient_calls
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -166,6 +166,8 @@ def host_times(device: str, bursts: int = BURSTS) -> dict[str, float]:
     views = (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     calls["torch, no gradient"] = lambda: scaled_dot_product_attention(*views)
     calls.update(gradient_calls("torch", scaled_dot_product_attention, *views, dout.transpose(1, 2)))
+    calls.update(function_calls(device))
+    calls.update(expert_calls(device))
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return {name: host_time(call, device, bursts) for name, call in calls.items()}
 

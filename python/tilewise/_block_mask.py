@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -111,18 +112,24 @@ def _indexed(device: Any) -> Any:
 
 
 def _by_bounds(mask_mod: Any, text: str, tables: Any, sizes: tuple[int, ...], device: Any) -> BlockMask:
-    import torch
-
     from tilewise import _block_mask_bounds as bounds
 
-    # The core's checks: of no queries and keys it reads nothing.
+    _check(text, tuple((table.dtype, table.dim()) for table in tables), sizes)
     batch_size, num_heads, *others = sizes
-    _written(
-        text, [torch.zeros([1] * t.dim(), dtype=t.dtype) for t in tables], (batch_size, num_heads, 0, 0, *others[2:])
-    )
     blocks = bounds.Blocks(batch_size or 1, num_heads or 1, *others)
-    full, partial = bounds.states(text, tables, blocks, device)
-    return BlockMask(mask_mod, *bounds.listed(partial), *bounds.listed(full), (blocks.rows, blocks.keys))
+    of_lists = bounds.listed(bounds.states(text, tables, blocks, device))
+    (full_counts, counts), (full_indices, indices) = (both.unbind() for both in of_lists)
+    return BlockMask(mask_mod, counts, indices, full_counts, full_indices, (blocks.rows, blocks.keys))
+
+
+@functools.lru_cache(maxsize=64)
+def _check(text: str, tables: tuple[tuple[Any, int], ...], sizes: tuple[int, ...]) -> None:
+    """The core's checks, of tables by their dtype and rank: of no queries and keys it reads nothing."""
+    import torch
+
+    batch_size, num_heads, _, _, rows, keys = sizes
+    _written(text, [torch.zeros([1] * rank, dtype=dtype) for dtype, rank in tables],
+             (batch_size, num_heads, 0, 0, rows, keys))  # fmt: skip
 
 
 def _on_host(table: Any) -> Any:

@@ -87,7 +87,8 @@ def test_bounds_of_blocks_on_a_device_are_true(name: str, block: tuple[int, int]
     traced = tilewise.expression.Traced("mask_mod", text, tuple(torch.from_numpy(table) for table in given))
     exact = block_mask(traced, *SIZES[1:3], batch_size=2, num_heads=4, block_size=block)
     blocks = bounds.Blocks(2, 4, *SIZES[1:3], *block)
-    full, partial = bounds.states(text, list(traced.tables), blocks, torch.device("cpu"))
+    both = bounds.states(text, list(traced.tables), blocks, torch.device("cpu"))
+    full, partial = both
     states = np.zeros(full.shape, np.int32)
     for state, counts, indices in ((1, exact.counts, exact.indices), (2, exact.full_counts, exact.full_indices)):
         for at in np.ndindex(*counts.shape):
@@ -99,11 +100,35 @@ def test_bounds_of_blocks_on_a_device_are_true(name: str, block: tuple[int, int]
         assert ((states == 1) == partial.numpy()).all()
     if name != "floats":
         assert (~partial).any() or block != (16, 16)
-    for listed_blocks, counts, indices in ((full, *bounds.listed(full)), (partial, *bounds.listed(partial))):
+    for listed_blocks, counts, indices in zip(both, *bounds.listed(both)):
         assert torch.equal(counts, listed_blocks.sum(-1, dtype=torch.int32)) and indices.dtype == torch.int32
         for at in np.ndindex(*counts.shape):
             chosen = torch.nonzero(listed_blocks[at]).flatten().int()
             assert torch.equal(indices[at][: len(chosen)], chosen) and not indices[at][len(chosen) :].any()
+
+
+def test_bounds_on_a_device_share_no_results() -> None:
+    """What calls keep for later ones is the same for all of them."""
+    torch = pytest.importorskip("torch")
+    from tilewise import _block_mask_bounds as bounds
+
+    table = torch.arange(64, dtype=torch.int32) // 16
+
+    def states(text: str, size: int, block: int) -> Any:
+        blocks = bounds.Blocks(1, 1, size, size, block, block)
+        return bounds.states(text, [table], blocks, torch.device("cpu")).int()
+
+    for _ in range(2):  # one block: as large as what is kept
+        assert states("table0[q_idx] * 0.5 < 1.0", 16, 16).flatten().tolist() == [0, 1]
+        assert states("kv_idx <= q_idx", 16, 16).flatten().tolist() == [0, 1]
+        assert states("True", 16, 16).flatten().tolist() == [1, 0]
+    same = "table0[q_idx] == table0[kv_idx]"
+    assert torch.equal(states(same, 64, 16)[0, 0, 0], torch.eye(4, dtype=torch.int32))
+    assert torch.equal(states(same, 64, 32)[1, 0, 0], torch.eye(2, dtype=torch.int32))
+    table.fill_(7)
+    assert (states(same, 64, 16)[0] == 1).all()
+    assert (states("table0[q_idx] + 2147483647 > 2147483653", 64, 16)[0] == 1).all()
+    assert (states("table0[q_idx] < 4294967296", 64, 16)[0] == 1).all()
 
 
 def listed(states: Any) -> tuple[Any, ...]:

@@ -150,7 +150,9 @@ def test_latent_attention_on_a_cpu_is_vllms_own(
 
 def test_a_word_that_is_none_is_refused(vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWISE_VLLM", "attention,moe")
-    with pytest.raises(ValueError, match=r"TILEWISE_VLLM: must be of attention, experts, mla, .* \(got 'moe'\)"):
+    with pytest.raises(
+        ValueError, match=r"TILEWISE_VLLM: must be of attention, experts, linear, mla, .* \(got 'moe'\)"
+    ):
         module("tilewise.vllm").register()
     assert not registered()
 

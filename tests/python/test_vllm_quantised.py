@@ -210,4 +210,4 @@ def test_another_plugins_quantisation_stays(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setenv("TILEWISE_VLLM", "experts")
     importlib.import_module("tilewise.vllm").register()
     assert type(config_of("mxfp4")) is other and type(fp8()) is not type(config_of("mxfp4"))
-    assert "experts in mxfp4 stay those of other.Other, which was registered before" in caplog.text
+    assert "layers in mxfp4 stay those of other.Other, which was registered before" in caplog.text

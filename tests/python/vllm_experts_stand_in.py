@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import vllm_linear_stand_in as linear
 
 
 class UnquantizedFusedMoEMethod:
@@ -112,7 +113,7 @@ class QuantizationConfig:
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         if isinstance(layer, RoutedExperts):
             return Theirs(layer.moe_config)
-        return "of another layer"
+        return linear.Theirs() if isinstance(layer, linear.LinearBase) else "of another layer"
 
     @classmethod
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:
@@ -122,8 +123,15 @@ class QuantizationConfig:
 class Fp8Config(QuantizationConfig):
     is_checkpoint_fp8_serialized = True
 
-    def __init__(self, weight_block_size: Any = None, ignored_layers: Any = (), store_dtype: Any = None) -> None:
+    def __init__(
+        self,
+        weight_block_size: Any = None,
+        ignored_layers: Any = (),
+        store_dtype: Any = None,
+        activation_scheme: str = "dynamic",
+    ) -> None:
         self.weight_block_size, self.ignored_layers, self.store_dtype = weight_block_size, ignored_layers, store_dtype
+        self.activation_scheme = activation_scheme
 
     @classmethod
     def get_name(cls) -> str:
@@ -168,15 +176,21 @@ def modules(release: str) -> dict[str, dict[str, Any]]:
     def skips_exactly(prefix: str, ignored_layers: Any, fused_mapping: Any = None) -> bool:
         return prefix in ignored_layers
 
-    def skips(prefix: str, ignored_layers: Any, fused_mapping: Any = None, *, match_mode: str) -> bool:
-        return any(match_mode == "substring" and name in prefix for name in ignored_layers)
+    def skips(prefix: str, ignored_layers: Any, fused_mapping: Any = None, match_mode: str = "exact") -> bool:
+        return any(name in prefix if match_mode == "substring" else name == prefix for name in ignored_layers)
 
     older = release.startswith("0.26")
     fp8: Any = Fp8Config if older else type("Fp8Config", (Fp8Config,), {"ignored_layers_match_mode": "substring"})
     quantisations = _quantisations()
     quantisations["register_quantization_config"]("fp8")(fp8)
+    linears = linear.modules(QuantizationConfig)
+    for contents in linears.values():
+        for cls in contents.values():
+            if isinstance(cls, type) and issubclass(cls, QuantizationConfig):
+                quantisations["register_quantization_config"](cls.get_name())(cls)
     layers = "vllm.model_executor.layers"
     return {
+        **linears,
         "vllm.model_executor.custom_op": {"op_registry_oot": {}},
         "vllm.model_executor.utils": {"set_weight_attrs": _set_weight_attrs},
         f"{layers}.fused_moe": {"FusedMoEMethodBase": FusedMoEMethodBase, "RoutedExperts": RoutedExperts},

@@ -1,7 +1,7 @@
 """Whether vLLM gives the tokens of its own attention and experts on Tilewise's: compare.py [MODEL...].
 
 Each model is a tiny random one, in float32 and twice in a process of its own: prompts of mixed lengths, in chunks, with
-prefixes that the cache has already. One whose experts are quantised is held against the numbers that they stand for,
+prefixes that the cache has already. One whose weights are quantised is held against the numbers that they stand for,
 which vLLM computes unquantised: on many CPUs it has no kernels for the others. Run with the Python of .venv-vllm
 (`scripts/bootstrap.sh vllm`), and with the package of the build tree on PYTHONPATH, as `make nightly` does.
 """
@@ -24,10 +24,21 @@ ASKED = {
     "gpt_oss": "attention,experts",
     "qwen3_moe": "attention,experts",
     "gpt_oss_mxfp4": "attention,experts",
-    "qwen3_moe_fp8": "experts",
+    "qwen3_moe_fp8": "attention,experts,linear",
+    "deepseek_v3_fp8": "experts,linear",
+    "llama_fp8": "linear",
+    "llama_fp8_rows": "linear",
+    "llama_mxfp4": "linear",
 }
-FORMATS = {"gpt_oss_mxfp4": "w_format=mxfp4", "qwen3_moe_fp8": "w_format=fp8_128x128"}
-OPERATIONS = {"attention": ("append_kv", "kv_cache_attention"), "experts": ("moe",)}
+FORMATS = {
+    "gpt_oss_mxfp4": "mxfp4",
+    "qwen3_moe_fp8": "fp8_128x128",
+    "deepseek_v3_fp8": "fp8_128x128",
+    "llama_fp8": "fp8_row",
+    "llama_fp8_rows": "fp8_row",
+    "llama_mxfp4": "mxfp4",
+}
+OPERATIONS = {"attention": ("append_kv", "kv_cache_attention"), "experts": ("moe",), "linear": ("linear",)}
 
 
 def run(model: str, asked: str, folder: Path) -> tuple[list[list[int]], str]:
@@ -59,9 +70,11 @@ def compare(model: str, folder: Path) -> str:
         for operation in OPERATIONS[word]:
             if not any(line.startswith(f"tilewise: {operation} ") for line in lines):
                 raise SystemExit(f"{model}: {operation} was never called with TILEWISE_VLLM={asked}\n{said[-4000:]}")
-    wanted = FORMATS.get(model)
-    if wanted and not any(line.startswith("tilewise: moe ") and wanted in line for line in lines):
-        raise SystemExit(f"{model}: no call was {wanted}\n{said[-4000:]}")
+    if model in FORMATS:
+        for operation in OPERATIONS["experts"] + OPERATIONS["linear"]:
+            start, wanted = f"tilewise: {operation} ", f"w_format={FORMATS[model]} "
+            if not all(wanted in f"{line} " for line in lines if line.startswith(start)):
+                raise SystemExit(f"{model}: calls of {operation} were not {wanted}\n{said[-4000:]}")
     ours = tuple(f"tilewise: {operation} " for operations in OPERATIONS.values() for operation in operations)
     if any(line.startswith(ours) for line in silence.splitlines()):
         raise SystemExit(f"{model}: something was computed that nobody asked for")

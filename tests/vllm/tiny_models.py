@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,26 @@ MODELS = {
 
 
 Tensors = dict[str, torch.Tensor]
-# Of linear layers, which are not quantised.
-PLAIN = [f"model.layers.{layer}.{name}" for layer in range(TINY["num_hidden_layers"])
-         for name in (*(f"self_attn.{part}_proj" for part in "qkvo"), "mlp.gate")]  # fmt: skip
+# How a linear layer's weights are stored: the format, and whether compressed-tensors' names are the checkpoint's.
+Linears = tuple[str, bool]
+
+
+def stored(name: str, weight: torch.Tensor, linears: Linears, widened: bool) -> Tensors:
+    """A matrix by its full name; widened: the numbers that the stored ones stand for."""
+    format, is_compressed = linears
+    elements, scales = tilewise.quantize(weight.contiguous(), format)  # type: ignore[arg-type]
+    if widened:
+        return {name: tilewise.dequantize(elements, scales, format)}  # type: ignore[arg-type]
+    names = (f"{name}_packed" if format == "mxfp4" else name, f"{name}_scale{'' if is_compressed else '_inv'}")
+    if format == "fp8_tensor":
+        scales = scales.reshape(())
+        names = (name, f"{name}_scale")
+    if format.startswith("mx"):
+        scales = scales.view(torch.uint8)
+    return {names[0]: elements.view(torch.uint8) if format == "mxfp4" else elements, names[1]: scales}
+
+
+IN_BLOCKS = ("fp8_128x128", False)
 
 
 def in_fp8(name: str, weights: torch.Tensor, widened: bool) -> Tensors:
@@ -59,12 +77,7 @@ def in_fp8(name: str, weights: torch.Tensor, widened: bool) -> Tensors:
     for expert, both in enumerate(weights):
         parts = dict(zip(("gate_proj", "up_proj"), both.chunk(2))) if kind == "gate_up_proj" else {kind: both}
         for part, weight in parts.items():
-            elements, scales = tilewise.quantize(weight.contiguous(), "fp8_128x128")
-            full = f"{prefix}.{expert}.{part}.weight"
-            if widened:
-                tensors[full] = tilewise.dequantize(elements, scales, "fp8_128x128")
-            else:
-                tensors |= {full: elements, f"{full}_scale_inv": scales}
+            tensors |= stored(f"{prefix}.{expert}.{part}.weight", weight, IN_BLOCKS, widened)
     return tensors
 
 
@@ -78,30 +91,62 @@ def in_mxfp4(name: str, weights: torch.Tensor, widened: bool) -> Tensors:
 
 
 Store = Callable[[str, torch.Tensor, bool], Tensors]
-# Of what model each is, how its experts are stored, and what its configuration says of that.
-QUANTISED: dict[str, tuple[Any, Store, dict[str, Any]]] = {
+FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+
+
+def compressed(weights: dict[str, Any]) -> dict[str, Any]:
+    """What compressed-tensors says of linear layers, whose rows it would quantise for every token."""
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, **weights}
+    rows = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": rows}
+    return {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group},
+            "ignore": ["lm_head"]}  # fmt: skip
+
+
+# Of what model each is, how its experts and its linear layers are stored, and what its configuration says of that.
+QUANTISED: dict[str, tuple[Any, Store | None, Linears | None, dict[str, Any]]] = {
     "qwen3_moe_fp8": (
         lambda: transformers.Qwen3MoeConfig(**TINY, **{**EXPERTS, "moe_intermediate_size": 128}),
         in_fp8,
-        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
-         "modules_to_not_convert": PLAIN},
+        IN_BLOCKS,
+        {**FP8_BLOCKS, "modules_to_not_convert": [f"model.layers.{layer}.mlp.gate"
+                                                  for layer in range(TINY["num_hidden_layers"])]},
     ),
+    "deepseek_v3_fp8": (
+        lambda: transformers.DeepseekV3Config(
+            **{**TINY, "num_key_value_heads": 4}, q_lora_rank=128, kv_lora_rank=512, qk_nope_head_dim=128,
+            qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1,
+            n_group=1, topk_group=1, moe_intermediate_size=128, first_k_dense_replace=1,
+            topk_method="noaux_tc", scoring_func="sigmoid",
+        ),
+        in_fp8,
+        IN_BLOCKS,
+        FP8_BLOCKS,
+    ),
+    "llama_fp8": (MODELS["llama"], None, ("fp8_tensor", False),
+                  {"quant_method": "fp8", "activation_scheme": "dynamic"}),
+    "llama_fp8_rows": (MODELS["llama"], None, ("fp8_row", True), compressed({"strategy": "channel"})),
+    "llama_mxfp4": (MODELS["llama"], None, ("mxfp4", True),
+                    compressed({"num_bits": 4, "strategy": "group", "group_size": 32})),
     "gpt_oss_mxfp4": (
         MODELS["gpt_oss"],
         in_mxfp4,
+        None,
         {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
     ),
 }  # fmt: skip
 
 
 def save_quantised(name: str, folder: str, widened: bool) -> None:
-    """A checkpoint whose experts are quantised, or one of the numbers that those stand for."""
-    make, store, quantisation = QUANTISED[name]
+    """A checkpoint whose weights are quantised, or one of the numbers that those stand for."""
+    make, store, linears, quantisation = QUANTISED[name]
     config = make()
     tensors: Tensors = {}
     for key, value in random_model(config).state_dict().items():
-        if key.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+        if store and key.endswith((".experts.gate_up_proj", ".experts.down_proj")):
             tensors |= store(key, value, widened)
+        elif linears and re.search(r"_proj(_with_mqa)?[.]weight$", key):
+            tensors |= stored(key, value, linears, widened)
         elif key != "lm_head.weight" or not config.tie_word_embeddings:
             tensors[key] = value.contiguous()
     config.save_pretrained(folder)

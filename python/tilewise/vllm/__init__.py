@@ -1,6 +1,7 @@
-"""Tilewise's attention and experts inside vLLM, which loads register() by the entry point vllm.general_plugins.
+"""Tilewise's attention, experts and linear layers inside vLLM.
 
-Nothing changes until it is asked for. TILEWISE_VLLM=experts asks for the experts. On GPUs `--attention-backend CUSTOM`
+vLLM loads register() by the entry point vllm.general_plugins. Nothing changes until it is asked for.
+TILEWISE_VLLM=experts asks for the experts, and linear for quantised linear layers. On GPUs `--attention-backend CUSTOM`
 asks for attention; with TILEWISE_VLLM=mla it is that of models with latent attention, since vLLM has one such name, and
 asks a class for one kind of layers. vLLM's CPU platform knows one attention backend alone and ignores that option:
 there TILEWISE_VLLM=attention asks. Words are joined by commas.
@@ -57,5 +58,6 @@ def register() -> None:
             "use --attention-backend CUSTOM"
         )
     if "experts" in asked:
-        for module in ("experts", "quantised"):
-            importlib.import_module(f"tilewise.vllm.{module}").install()
+        importlib.import_module("tilewise.vllm.experts").install()
+    if asked & {"experts", "linear"}:
+        importlib.import_module("tilewise.vllm.quantised").install()

@@ -12,7 +12,7 @@ from tilewise._engines import release_sentence
 
 __all__ = ["announce", "refuse_meanings", "share_threads", "vllm_logger", "wanted"]
 
-_WORDS = ("attention", "experts", "mla")
+_WORDS = ("attention", "experts", "linear", "mla")
 # Releases, and what is known of Tilewise in them.
 _KNOWN = {
     "0.26": "with which it was tried on an H200",

@@ -1,8 +1,9 @@
-"""Quantised experts of vLLM, fp8 in blocks and mxfp4: a layer is one call of tilewise.moe() over its weights as stored.
+"""vLLM's quantisations, with layers of experts and linear layers that compute with weights as stored.
 
-vLLM's own methods choose their kernels, and with them the sizes that weights are padded to, while a layer is made. So
-that is when it is settled who computes it, before vLLM is asked: on many CPUs it has no kernels for such weights, and
-says so by an error. Rows are not quantised.
+Of experts, fp8 in blocks and mxfp4: a layer is one call of tilewise.moe(). vLLM's own methods choose their kernels,
+and with them the sizes that weights are padded to, while a layer is made. So that is when it is settled who computes
+it, before vLLM is asked: on many CPUs it has no kernels for such weights, and says so by an error. Rows are not
+quantised.
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ from typing import Any
 
 import torch
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization import get_quantization_config, register_quantization_config
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+from vllm.model_executor.layers.quantization.fbgemm_fp8 import FBGEMMFp8Config
 from vllm.model_executor.layers.quantization.fp8 import Fp8Config
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config, Mxfp4Config
 from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
-import tilewise
-from tilewise.vllm.asked import announce, share_threads, vllm_logger
+from tilewise.vllm.asked import announce, share_threads, vllm_logger, wanted
 from tilewise.vllm.experts import compute, form_of, obstacle
+from tilewise.vllm.linear import LinearStorage, StoredLinear, fp8_in, mx
+from tilewise.vllm.stored import DTYPES, loading_bytes, problem_text, refusal
 
 __all__ = ["StoredExperts", "install"]
-
-_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 @dataclass(frozen=True)
@@ -54,17 +57,14 @@ def _problem(layer: Any, storage: Storage) -> str:
     form = {name: value for name, value in form_of(layer).items() if value is not None}
     if "limit" in form:
         form["clamp"] = "before"
-    dtype = _DTYPES[moe.in_dtype]
+    dtype = DTYPES[moe.in_dtype]
     if moe.has_bias:
         form |= {"gate_up_bias": dtype, "down_bias": dtype}
     fields = {
         "dtype": dtype, "tokens": 1, "hidden": moe.hidden_dim, "intermediate": moe.intermediate_size,
         "num_experts": moe.num_experts, "top_k": moe.experts_per_token, "w_format": storage.w_format, **form,
     }  # fmt: skip
-    device = torch.device(moe.device).type
-    if device != "cpu":
-        fields["device"] = "hip" if torch.version.hip else device
-    return "moe " + " ".join(f"{name}={value}" for name, value in fields.items())
+    return problem_text("moe", torch.device(moe.device).type, **fields)
 
 
 def _obstacle(layer: Any, storage: Storage) -> str | None:
@@ -73,7 +73,7 @@ def _obstacle(layer: Any, storage: Storage) -> str | None:
     reason = obstacle(layer, moe)
     if reason is not None:
         return reason
-    if moe.in_dtype not in _DTYPES:
+    if moe.in_dtype not in DTYPES:
         return f"its tokens are {moe.in_dtype}"
     if getattr(moe, "is_lora_enabled", False):
         return "it may have adapters (LoRA)"
@@ -82,22 +82,7 @@ def _obstacle(layer: Any, storage: Storage) -> str | None:
     for name, size in sizes.items():
         if size % storage.block[1] != 0:
             return f"its {name} size, {size}, is no multiple of {storage.block[1]}, the columns of a block"
-    explained = tilewise.explain(_problem(layer, storage))
-    if explained.chosen is None:
-        return "; ".join(dict.fromkeys(f"{row.implementation}: {row.reason}" for row in explained.rows))
-    return None
-
-
-def _as_bytes(loader: Callable[..., Any]) -> Callable[..., Any]:
-    """A loader of scales in e8m0, which would otherwise be copied as the numbers that they are."""
-
-    @functools.wraps(loader)
-    def load(parameter: torch.Tensor, loaded: torch.Tensor, *arguments: Any, **more: Any) -> Any:
-        if loaded.is_floating_point():
-            loaded = loaded.to(torch.float8_e8m0fnu).view(torch.uint8)
-        return loader(parameter, loaded, *arguments, **more)
-
-    return load
+    return refusal(_problem(layer, storage))
 
 
 class StoredExperts(FusedMoEMethodBase):
@@ -135,7 +120,7 @@ class StoredExperts(FusedMoEMethodBase):
         """Parameters under the names, and of the shapes, that vLLM's loaders of models fill."""
         storage = self._storage
         block_rows, block_columns = storage.block
-        scale_loader = _as_bytes(weight_loader) if storage.scale_dtype == torch.uint8 else weight_loader
+        scale_loader = loading_bytes(weight_loader) if storage.scale_dtype == torch.uint8 else weight_loader
         halves = 2 if self.moe.is_act_and_mul else 1
         sizes = (("w13", halves, intermediate_size_per_partition, hidden_size),
                  ("w2", 1, hidden_size, intermediate_size_per_partition))  # fmt: skip
@@ -169,77 +154,145 @@ class StoredExperts(FusedMoEMethodBase):
 
 
 class _Own:
-    """Before a quantisation of vLLM's among the bases of a class: layers of experts that moe() can do are its."""
+    """Before a quantisation of vLLM's among the bases of a class: layers that Tilewise can do, and is asked for, are
+    its."""
 
     def _storage_of(self, prefix: str) -> Storage | None:
         """Of a layer's experts; None where moe() has no such format, or they are not quantised."""
-        raise NotImplementedError
+
+    def _linear_storage_of(self, layer: Any, prefix: str) -> LinearStorage | None:
+        """Of a linear layer; None where linear() has no such format, or it is not quantised."""
 
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
-        """The method of a layer, which is vLLM's with a line in the log where moe() cannot do a layer of experts."""
-        storage = self._storage_of(prefix) if isinstance(layer, RoutedExperts) else None
+        """The method of a layer, which is vLLM's, with a line in the log, where Tilewise cannot do a layer."""
+        asked = wanted()
+        theirs = functools.partial(super().get_quant_method, layer, prefix)  # type: ignore[misc]
+        if "linear" in asked and isinstance(layer, LinearBase):
+            linear = self._linear_storage_of(layer, prefix)
+            return theirs() if linear is None else StoredLinear(linear, prefix, theirs)
+        storage = self._storage_of(prefix) if "experts" in asked and isinstance(layer, RoutedExperts) else None
         if storage is not None:
             reason = _obstacle(layer, storage)
             if reason is None:
                 return StoredExperts(layer.moe_config, storage)
-            vllm_logger().warning("%s: its experts are vLLM's own, since %s", prefix, reason)
-        return super().get_quant_method(layer, prefix)  # type: ignore[misc]
+            _say_refused(prefix, "its experts are", reason)
+        return theirs()
+
+
+class _OwnOnCpus(_Own):
+    """Likewise, of a quantisation whose models vLLM does not run in float32."""
 
     @classmethod
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        """On CPUs float32, too, which vLLM's kernels there do not have."""
+        """On CPUs float32, too."""
         theirs: list[torch.dtype] = super().get_supported_act_dtypes()  # type: ignore[misc]
         return [*theirs, torch.float32] if current_platform.is_cpu() else theirs
 
 
-class TilewiseFp8Config(_Own, Fp8Config):
-    """quant_method fp8: with weight_block_size, 128 x 128."""
+def _is_skipped(config: Any, names: Any, prefix: str) -> bool:
+    """Whether a layer is among those that a checkpoint leaves as they are."""
+    how = {"match_mode": config.ignored_layers_match_mode} if hasattr(config, "ignored_layers_match_mode") else {}
+    return bool(is_layer_skipped(prefix, names, config.packed_modules_mapping, **how))
+
+
+def _say_refused(prefix: str, what: str, reason: str) -> None:
+    vllm_logger().warning("%s: %s vLLM's own, since %s", prefix, what, reason)
+
+
+class TilewiseFp8Config(_OwnOnCpus, Fp8Config):
+    """quant_method fp8: experts with weight_block_size 128 x 128, linear layers also with one scale for a matrix."""
 
     def _storage_of(self, prefix: str) -> Storage | None:
-        how = {"match_mode": self.ignored_layers_match_mode} if hasattr(self, "ignored_layers_match_mode") else {}
-        if is_layer_skipped(prefix, self.ignored_layers, self.packed_modules_mapping, **how):
-            return None
-        if not self.is_checkpoint_fp8_serialized:
+        if _is_skipped(self, self.ignored_layers, prefix) or not self.is_checkpoint_fp8_serialized:
             return None
         if self.store_dtype == "mxfp4":
             return _MXFP4
         if self.weight_block_size is not None and tuple(self.weight_block_size) == _FP8.block:
             return _FP8
-        vllm_logger().warning(
-            "%s: its experts are vLLM's own, since their fp8 weights have blocks of %s", prefix, self.weight_block_size
-        )
+        _say_refused(prefix, "its experts are", f"their fp8 weights have blocks of {self.weight_block_size}")
         return None
 
+    def _linear_storage_of(self, layer: Any, prefix: str) -> LinearStorage | None:
+        if _is_skipped(self, self.ignored_layers, prefix) or not self.is_checkpoint_fp8_serialized:
+            return None
+        block = self.weight_block_size
+        storage = fp8_in(block, scale_name="weight_scale" if block is None else "weight_scale_inv",
+                         has_input_scale=self.activation_scheme == "static")  # fmt: skip
+        if storage is None:
+            _say_refused(prefix, "it is", f"its fp8 weights have blocks of {block}")
+        return storage
 
-class TilewiseMxfp4Config(_Own, Mxfp4Config):
-    """quant_method mxfp4."""
+
+class TilewiseMxfp4Config(_OwnOnCpus, Mxfp4Config):
+    """quant_method mxfp4, whose linear layers vLLM does not quantise."""
 
     def _storage_of(self, prefix: str) -> Storage | None:
         return _MXFP4
 
 
-class TilewiseGptOssMxfp4Config(_Own, GptOssMxfp4Config):
+class TilewiseGptOssMxfp4Config(_OwnOnCpus, GptOssMxfp4Config):
     """What vLLM makes of mxfp4 in gpt-oss's checkpoints."""
 
     def _storage_of(self, prefix: str) -> Storage | None:
         return _MXFP4
 
 
-_CONFIGS = {
-    "fp8": (TilewiseFp8Config, Fp8Config),
-    "mxfp4": (TilewiseMxfp4Config, Mxfp4Config),
-    "gpt_oss_mxfp4": (TilewiseGptOssMxfp4Config, GptOssMxfp4Config),
+class TilewiseFbgemmConfig(_OwnOnCpus, FBGEMMFp8Config):
+    """quant_method fbgemm_fp8: linear layers with a scale for each row."""
+
+    def _linear_storage_of(self, layer: Any, prefix: str) -> LinearStorage | None:
+        return None if _is_skipped(self, self.ignore_list, prefix) else fp8_in(None, by_row=True)
+
+
+class TilewiseCompressedTensorsConfig(_Own, CompressedTensorsConfig):
+    """quant_method compressed-tensors: linear layers in fp8 of any scales that linear() has, mxfp8 and mxfp4."""
+
+    def _linear_storage_of(self, layer: Any, prefix: str) -> LinearStorage | None:
+        scheme = self.get_scheme_dict(layer, prefix)
+        weights = scheme and scheme.get("weights")
+        if not weights or weights.type != "float" or weights.dynamic or not weights.symmetric:
+            return None  # as it is, or in integers
+        strategy = weights.strategy
+        form, given = (weights.num_bits, strategy), scheme.get("input_activations")
+        storage = None
+        if form == (4, "group") and weights.group_size == 32:
+            storage = mx("mxfp4", per_element=2, weight_name="weight_packed")
+        elif form == (8, "group") and weights.group_size == 32 and weights.scale_dtype == torch.uint8:
+            storage = mx("mxfp8")
+        elif form in ((8, "tensor"), (8, "channel"), (8, "block")):
+            storage = fp8_in(weights.block_structure if strategy == "block" else None, by_row=strategy == "channel",
+                             has_input_scale=given is not None and not given.dynamic)  # fmt: skip
+        reason = None
+        if storage is None:
+            reason = f"linear() has no format for its weights ({weights.num_bits} bits, {strategy})"
+        elif self.transform_config is not None or scheme.get("output_activations") is not None:
+            storage, reason = None, "its checkpoint transforms or quantises what goes in or comes out"
+        if reason:
+            _say_refused(prefix, "it is", reason)
+        return storage
+
+
+# vLLM's names of quantisations, with their classes, and for what they are ours.
+_CONFIGS: dict[str, tuple[type, type, set[str]]] = {
+    "fp8": (TilewiseFp8Config, Fp8Config, {"experts", "linear"}),
+    "mxfp4": (TilewiseMxfp4Config, Mxfp4Config, {"experts"}),
+    "gpt_oss_mxfp4": (TilewiseGptOssMxfp4Config, GptOssMxfp4Config, {"experts"}),
+    "fbgemm_fp8": (TilewiseFbgemmConfig, FBGEMMFp8Config, {"linear"}),
+    "compressed-tensors": (TilewiseCompressedTensorsConfig, CompressedTensorsConfig, {"linear"}),
 }
 
 
 def install() -> None:
     """Has vLLM ask these classes. Again is harmless; another plugin's classes stay, which the log says."""
-    for method, (ours, theirs) in _CONFIGS.items():
+    asked = wanted()
+    for method, (ours, theirs, words) in _CONFIGS.items():
+        if not asked & words:
+            continue
         known = get_quantization_config(method)
         if known is theirs:
             register_quantization_config(method)(ours)
         elif known is not ours:
             vllm_logger().warning(
-                "experts in %s stay those of %s.%s, which was registered before", method, known.__module__,
+                "layers in %s stay those of %s.%s, which was registered before", method, known.__module__,
                 known.__name__,
             )  # fmt: skip

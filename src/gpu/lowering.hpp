@@ -105,6 +105,7 @@ class LoweringBuilder {
     lowering_.steps.emplace_back(std::move(launch));
     return &std::get<Launch>(lowering_.steps.back());
   }
+  [[nodiscard]] std::size_t steps() const { return lowering_.steps.size(); }
   void clear(std::string_view part) { lowering_.steps.emplace_back(Clear{part}); }
 
   /// Another kernel's part of the schedule's line; more of the same part.

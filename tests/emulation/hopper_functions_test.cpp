@@ -69,5 +69,42 @@ TEST(HopperFunctions, StandBesideOptions) {
             stripes);
 }
 
+/// Over a cache, of positions.
+void check_step(const std::string& path, const std::string& text, bool special = false) {
+  const std::string problem = "kv_cache_attention cache_seqlens=1 " + text;
+  const std::string schedule = plan(parse_problem(problem), {std::string(kHopper)}).schedule();
+  EXPECT_NE(schedule.find(path), std::string::npos) << "another path: " << schedule << "\n  " << text;
+  expect_passed(parse_problem(problem), kHopper, aligned_seed(special));
+}
+const std::string kStep = "dtype=bf16 head_dim=64 batch_size=2 num_heads_q=2 num_heads_k=1 ",
+                  kPages = " page_size=16 num_pages=60 max_pages_per_seq=26",
+                  kStripes = " mask_mod=(kv_idx//64%3!=1)&(kv_idx<=q_idx)";
+
+/// Tiles that come one after the other in a list, each of pages or of places; of windows of pages there is no list.
+TEST(HopperFunctions, SkipTilesOfACache) {
+  check_step("tiles", kStep + "seqlen_q=70" + kPages + kStripes);
+  check_step("heads packed", kStep + "seqlen_q=9" + kPages + " mask_mod=(kv_idx//64+h)%3!=1");
+}
+TEST(HopperFunctions, SkipTilesOfACacheByNight) {
+  check_step("tiles",
+             kStep + "seqlen_q=70 capacity=400 cache_leftpad=1 cache_batch_idx=1 batch_size_cache=3" + kStripes);
+  check_step("tiles", kStep + "seqlen_q=70 mask=causal window_left=100" + kPages + kStripes);
+  check_step("tiles", kStep + "seqlen_q=70 mask=causal window_left=100 capacity=300" + kStripes);
+  check_step("tiles", kStep + "seqlen_q=70 capacity=200 mask_mod=kv_idx>=5000");
+  check_step("heads packed", kStep + "seqlen_q=9" + kPages + kStripes, true);
+  check_step("3 splits", kStep + "seqlen_q=70 num_splits=3" + kPages + kStripes);
+}
+
+TEST(HopperFunctions, ChangeScoresOfACache) {
+  check_step("tiles", kStep + "seqlen_q=70 capacity=300 cache_leftpad=1" + kRelative);
+}
+TEST(HopperFunctions, ChangeScoresOfACacheByNight) {
+  check_step("queries rotated", kStep +
+                                    "seqlen_q=70 append=1 seqlen_k_new=70 rotary=f32 rotary_dim=32 sink=1 softcap=20" +
+                                    kPages + kRelative + " mask_mod=(kv_idx<=q_idx)&(kv_idx%3!=h)");
+  check_step("tiles", kStep + "layout=thd max_seqlen_q=70 total_q=90 block_mask=32x32[1,1]+full" + kPages);
+  check_step("tiles", kStep + "seqlen_q=70 append=1 seqlen_k_new=70 block_mask=32x32[b,h]" + kPages);
+}
+
 }  // namespace
 }  // namespace tilewise::test

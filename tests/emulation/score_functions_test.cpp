@@ -109,7 +109,8 @@ TEST_P(ScoreFunctions, GiveTablesGradients) {
 }
 
 /// q_idx is the key that a query stands at: in pages and in contiguous caches, decoding and among new keys, where keys
-/// are split, and beside scales of fp8, which come first. Hopper's step refuses them by name.
+/// are split, and beside scales of fp8, which come first. Hopper's step has no fp8; hopper_functions_test.cpp has the
+/// rest.
 TEST_P(ScoreFunctions, CountPositionsOfACache) {
   const std::string step = "kv_cache_attention dtype=bf16 batch_size=3 num_heads_q=4 num_heads_k=2 head_dim=64 ";
   const std::string pages = "page_size=16 num_pages=40 max_pages_per_seq=12 cache_seqlens=1 softmax_lse=1 ";
@@ -117,10 +118,10 @@ TEST_P(ScoreFunctions, CountPositionsOfACache) {
       "score_mod=score-table0[h]*abs(q_idx-kv_idx)+table1[b,clamp(q_idx-kv_idx,-2,20)+2] "
       "mask_mod=(kv_idx<=q_idx)&((q_idx-kv_idx)%5!=h) tables=f32[4],bf16[3,23]";
   if (GetParam() == "emulation.sm90") {
-    const verify::Report report =
-        verify::check_implementation(parse_problem(step + pages + "seqlen_q=1 " + functions), GetParam(), 0);
+    const verify::Report report = verify::check_implementation(
+        parse_problem(step + pages + "seqlen_q=1 cache_dtype=fp8_e4m3 " + functions), GetParam(), 0);
     EXPECT_EQ(report.status, verify::Status::refused);
-    EXPECT_NE(report.message.find("score_mod"), std::string::npos) << report.message;
+    EXPECT_NE(report.message.find("fp8"), std::string::npos) << report.message;
     return;
   }
   for (const char* words :
@@ -135,7 +136,7 @@ TEST_P(ScoreFunctions, CountPositionsOfACache) {
 
 /// Likewise, of sequences of their own and of all together, whose blocks are no tiles and no pages.
 TEST_P(ScoreFunctions, HideBlocksOfACache) {
-  if (GetParam() == "emulation.sm90") return;  // refused as functions are
+  if (GetParam() == "emulation.sm90") return;  // see hopper_functions_test.cpp
   const std::string step = "kv_cache_attention dtype=bf16 batch_size=2 num_heads_q=4 num_heads_k=2 head_dim=64 ";
   for (const char* words :
        {"page_size=16 num_pages=40 max_pages_per_seq=12 cache_seqlens=1 append=1 seqlen_q=3 softmax_lse=1 "

@@ -76,15 +76,10 @@ TEST(HopperLowering, SchedulesKeysInPartsWhereTilesAreFew) {
 /// What mask_mod leaves of tiles is found and listed before; of each head it is asked in every tile.
 TEST(HopperLowering, ListsTilesThatFunctionsLeave) {
   const std::string few = "dtype=bf16 seqlen_q=4096 num_heads_q=16 head_dim=128 ";
-  const auto names = [](const gpu::Lowering& lowering) {
-    std::string text;
-    for (const gpu::Launch* launch : lowering.launches()) text += concat(launch->key.body->name, " ");
-    return text;
-  };
-  EXPECT_EQ(names(lowered(few + "mask_mod=kv_idx<=q_idx")), "mask_tiles hopper_tile_lists hopper_forward ");
-  EXPECT_EQ(names(lowered(few + "mask_mod=kv_idx>=h score_mod=score*2")), "hopper_forward ");
-  EXPECT_EQ(names(lowered_backward(few + "mask_mod=kv_idx<=q_idx")),
-            "mask_tiles hopper_tile_lists hopper_bwd_preprocess hopper_bwd hopper_bwd_convert_dq ");
+  EXPECT_EQ(names_of(lowered(few + "mask_mod=kv_idx<=q_idx")), "hopper_mask_tiles hopper_tile_lists hopper_forward ");
+  EXPECT_EQ(names_of(lowered(few + "mask_mod=kv_idx>=h score_mod=score*2")), "hopper_forward ");
+  EXPECT_EQ(names_of(lowered_backward(few + "mask_mod=kv_idx<=q_idx")),
+            "hopper_mask_tiles hopper_tile_lists hopper_bwd_preprocess hopper_bwd hopper_bwd_convert_dq ");
 }
 
 TEST(HopperLowering, RefusesFunctionsThatWouldBeCalled) {

@@ -160,7 +160,9 @@ inline std::vector<std::string> backward_problems(Registers registers) {
 /// Of the KV cache step.
 inline std::vector<std::string> step_problems(Registers registers) {
   const std::string mla = "mla=1 num_heads_q=128 num_heads_k=1 head_dim=576 head_dim_v=512 ",
-                    heads = "mask=causal num_heads_q=32 num_heads_k=8 page_size=16 ";
+                    heads = "mask=causal num_heads_q=32 num_heads_k=8 page_size=16 ",
+                    many = heads +
+                           "dtype=bf16 seqlen_q=512 head_dim=128 num_pages=8192 max_pages_per_seq=512 batch_size=16";
   if (registers == Registers::sampled) {
     return {
         mla + "dtype=bf16 seqlen_q=1 page_size=64 num_pages=8192 max_pages_per_seq=128 batch_size=64",
@@ -168,12 +170,15 @@ inline std::vector<std::string> step_problems(Registers registers) {
         heads +
             "dtype=bf16 seqlen_q=64 head_dim=128 num_pages=512 max_pages_per_seq=512 append=1 seqlen_k_new=64 "
             "rotary=f32 rotary_dim=128",
+        many + kDocuments,
     };
   }
   return {
       mla + "dtype=bf16 seqlen_q=1 mask=causal page_size=64 num_pages=8192 max_pages_per_seq=512 batch_size=64",
       mla + "dtype=f16 seqlen_q=2 page_size=16 num_pages=8192 max_pages_per_seq=1024 batch_size=8",
-      heads + "dtype=bf16 seqlen_q=512 head_dim=128 num_pages=8192 max_pages_per_seq=512 batch_size=16",
+      many,
+      many + kRelative,
+      many + " window_left=1024" + kDocuments,
       heads + "dtype=f16 seqlen_q=512 head_dim=256 num_pages=8192 max_pages_per_seq=512 batch_size=16",
   };
 }

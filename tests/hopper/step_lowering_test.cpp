@@ -18,6 +18,13 @@ constexpr std::string_view kStep =
     "kv_cache_attention device=cuda dtype=bf16 seqlen_q=64 num_heads_q=32 num_heads_k=8 head_dim=128 capacity=8192 "
     "cache_seqlens=1 mask=causal ";
 
+/// Lowers what must not be refused.
+gpu::Lowering lowered_step(std::string_view text) {
+  gpu::Outcome outcome = lower(KvCacheProblem(parse_problem(concat(kStep, text))), h200());
+  EXPECT_EQ(outcome.refusal, "") << text;
+  return std::move(outcome.lowering);
+}
+
 TEST(HopperStepLowering, AppendsToACacheInALaunchBefore) {
   const KvCacheProblem problem = parse_problem(concat(kStep, "append=1 seqlen_k_new=64"));
   const gpu::Outcome outcome = lower(problem, h200());
@@ -66,6 +73,33 @@ TEST(HopperStepLowering, RefusesStepsWithAReason) {
             "call must be kv_cache_attention (got append_kv)");
   EXPECT_EQ(refusal(concat(kStep, "append=1 seqlen_k_new=64 rotary=f32 rotary_dim=24 rotary_offset=4")),
             "rotary_dim must be a multiple of 16 and rotary_offset of 8 (got 24 and 4)");
+  std::string terms = "score";
+  for (int i = 1; i < 70; ++i) terms += concat("+exp(score*", i, ".5)");
+  EXPECT_NE(refusal(concat(kStep, "score_mod=", terms)).find("score_mod: it must have <= 64 terms (got "),
+            std::string::npos);
+}
+
+/// What mask_mod leaves is found before new keys are appended, and the launches behind that overlap.
+TEST(HopperStepLowering, ListsTilesBeforeItAppends) {
+  const std::string stripes = "mask_mod=kv_idx//64%3!=1 ";
+  const gpu::Lowering all =
+      lowered_step(concat(stripes, "append=1 seqlen_k_new=64 rotary=f32 rotary_dim=64 num_splits=2"));
+  EXPECT_EQ(names_of(all),
+            "hopper_mask_tiles hopper_tile_lists append_kv rotate_queries hopper_forward kv_cache_combine ");
+  std::string programmatic;
+  for (const gpu::Launch* launch : all.launches()) programmatic += launch->programmatic ? '1' : '0';
+  EXPECT_EQ(programmatic, "010111");
+  EXPECT_NE(all.launches()[4]->key.definitions.find("kAtPositions = true"), std::string::npos);
+  const gpu::Lowering blocks = lowered_step("num_splits=1 append=1 seqlen_k_new=64 block_mask=128x128[1,1]+full");
+  EXPECT_EQ(names_of(blocks),
+            "block_states block_states hopper_mask_tiles hopper_tile_lists append_kv hopper_forward ");
+  const gpu::Outcome window = lower(
+      KvCacheProblem(parse_problem(concat("kv_cache_attention device=cuda dtype=bf16 seqlen_q=64 num_heads_q=32 "
+                                          "head_dim=128 cache_seqlens=1 window_left=128 num_splits=1 page_size=64 "
+                                          "num_pages=64 max_pages_per_seq=64 ",
+                                          stripes))),
+      h200());
+  EXPECT_EQ(names_of(window.lowering), "hopper_forward ") << window.refusal;
 }
 
 /// 294 us beside 920 for one prefill of 512 among 31 that decode, 218 beside 1,288 where all decode and one has most
@@ -237,6 +271,8 @@ TEST(HopperStepLowering, RefusesMlasFormWithAReason) {
   EXPECT_EQ(refusal(&P::num_splits, 3), "");
   EXPECT_EQ(refusal(&P::layout, Layout::thd), "");
   EXPECT_EQ(refusal(&P::num_heads_k, 2), "with mla, num_heads_k must be 1 (got 2)");
+  EXPECT_EQ(refusal(&P::mask_mod, "kv_idx<=q_idx"),
+            "with mla, score_mod, mask_mod and block_mask must be none (got one)");
   EXPECT_EQ(refusal(&P::window_left, 9), "with mla, window_left must be -1 (got 9)");
   EXPECT_EQ(refusal(&P::rotary_dim, 64), "with mla, rotary_dim must be 0 (got 64)");
   EXPECT_EQ(refusal(&P::softcap, 2.0), "with mla, softcap must be 0 (got 2)");

@@ -44,6 +44,13 @@ inline gpu::Lowering lowered_backward(std::string_view text) {
   return std::move(outcome.lowering);
 }
 
+/// Of its kernels, each with a space behind it.
+inline std::string names_of(const gpu::Lowering& lowering) {
+  std::string text;
+  for (const gpu::Launch* launch : lowering.launches()) text += core::concat(launch->key.body->name, " ");
+  return text;
+}
+
 /// Of the kernel that makes the gradients.
 inline auto gradients_config(const gpu::Lowering& lowering) {
   return gpu::config_of<Bwd>(lowering.launches().at(1)->key);

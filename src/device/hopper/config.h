@@ -224,6 +224,22 @@ struct HopperBwdConvertDqConfig : RowConfig {
   }
 };
 
+/// A wave looks at a tile of own rows, of so many parts, and streamed ones; see mask_tiles.h.
+struct HopperMaskTilesConfig : RowConfig {
+  using Functions = NoScoreFunctions;
+  int32_t own = 64, streamed = 64;  // own: rows of a part
+  int32_t parts = 1;                // of a tile, up to 4, each with a class of its own
+  Flag keys_own = 0;
+  Flag cached = 0;  // keys are in a cache, whose sequences are found as a KV cache step has them
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_row_field(c, visit);
+    visit("own", c.own), visit("streamed", c.streamed), visit("parts", c.parts);
+    visit("keys_own", c.keys_own), visit("cached", c.cached);
+  }
+};
+
 /// A warp makes a row of what other kernels walk by; see tile_lists.h.
 struct HopperTileListsConfig : RowConfig {
   Flag ranges = 0;  // of tiles of queries, for the backward pass, else lists of tiles of keys

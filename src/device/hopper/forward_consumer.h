@@ -17,7 +17,7 @@ class ForwardConsumer {
   using Softmax = typename Weights::Softmax;
   using Out = typename Weights::Out;
 
-  static constexpr bool kStagesOut = Shared::kStagesOut, kSkips = skips_tiles<C>();
+  static constexpr bool kStagesOut = Shared::kStagesOut, kSkips = lists_tiles<C>();
   static constexpr bool kWatches = C.watches(), kBoxesBias = C.bias_boxes != 0;
   static constexpr bool kFetchesEarly = BoxedBias<Machine, C>::kFetchesEarly;
 

@@ -61,9 +61,9 @@ class ForwardProducer {
           raws.advance();
         }
       };
-      if constexpr (skips_tiles<C>()) {
+      if constexpr (lists_tiles<C>()) {
         bool first = true;
-        for_each_key_tile<Machine, C, false>(p_, work, [&](int32_t tile) {
+        for_each_key_tile<Machine, C, false>(p_, work, [&](int32_t tile, int32_t) {
           const int32_t row = work.k_row + tile * C.block_n;
           load_keys(row);
           if (first) load_rows(rows, work, Columns(p_.q_map, p_.q_first_map, p_.k_starts, head));
@@ -97,11 +97,11 @@ class ForwardProducer {
       const WorkTile work = take_work<Machine>(shared_, works);
       if (work.tile == WorkTile::kNoMore) break;
       KeyBoxes<Machine, C> boxes(p_, Columns(p_.k_map, p_.k_first_map), work, work.head / heads_of_group_);
-      TILEWISE_NO_UNROLL
-      for (int32_t tile = work.begin; tile < work.end; ++tile, keys.advance()) {
+      for_each_key_tile<Machine, C, true>(p_, work, [&](int32_t tile, int32_t next) {
         keys.wait_empty(shared_.key_ring);
-        boxes.load(shared_.keys[keys.stage], shared_.key_ring.full[keys.stage], tile);
-      }
+        boxes.load(shared_.keys[keys.stage], shared_.key_ring.full[keys.stage], tile, next);
+        keys.advance();
+      });
     }
   }
 
@@ -117,7 +117,7 @@ class ForwardProducer {
       const WorkTile work = take_work<Machine>(shared_, works);
       if (work.tile == WorkTile::kNoMore) break;
       const auto batch_head = static_cast<uint32_t>(work.batch * p_.shape.num_heads_q + work.head);
-      for_each_key_tile<Machine, C, true>(p_, work, [&](int32_t tile) {
+      for_each_key_tile<Machine, C, true>(p_, work, [&](int32_t tile, int32_t) {
         const DropoutColumn column =
             dropout_column(seed.seed, seed.offset, batch_head, static_cast<uint32_t>((tile * kColumns + lane) / kPairs),
                            static_cast<uint32_t>(lane % kPairs));
@@ -139,15 +139,15 @@ class ForwardProducer {
       if (work.tile == WorkTile::kNoMore) break;
       const int32_t head = work.head / heads_of_group_;
       KeyBoxes<Machine, C> boxes(p_, Columns(p_.v_map, p_.v_first_map, p_.v_starts, head), work, head);
-      for_each_key_tile<Machine, C, true>(p_, work, [&](int32_t tile) {
+      for_each_key_tile<Machine, C, true>(p_, work, [&](int32_t tile, int32_t next) {
         auto& to = shared_.values[values.stage];
         Barrier<Machine>& full = shared_.value_ring.full[values.stage];
         const int32_t used = work.seqlen_k - tile * C.block_n, stray = boxes.stray_rows(tile);
         values.wait_empty(shared_.value_ring);
         values.advance();
-        if ((!C.lengths || used >= C.block_n) && stray == 0) return boxes.load(to, full, tile);
+        if ((!C.lengths || used >= C.block_n) && stray == 0) return boxes.load(to, full, tile, next);
         // Weights past the end are 0, but 0 times what lies there need not be.
-        boxes.load(to, shared_.last_values, tile);
+        boxes.load(to, shared_.last_values, tile, next);
         shared_.last_values.wait(parity);
         parity ^= 1;
         clear_rows(to, 0, stray);

@@ -37,7 +37,7 @@ class ValueTransposer {
     for (;;) {
       const WorkTile work = take_work<Machine>(shared_, works);
       if (work.tile == WorkTile::kNoMore) break;
-      for_each_key_tile<Machine, C, true>(p_, work, [&](int32_t tile) {
+      for_each_key_tile<Machine, C, true>(p_, work, [&](int32_t tile, int32_t) {
         const int32_t used = work.seqlen_k - tile * C.block_n;
         raw.wait_full(shared_.raw_ring);
         values.wait_empty(shared_.value_ring);

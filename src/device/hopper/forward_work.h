@@ -122,7 +122,7 @@ class WorkSource {
       work.first_key = maximum(first + work.diagonal + key_band(p_.score).low, 0);
     }
     if constexpr (C.split) take_part(work);
-    if constexpr (skips_tiles<C>()) {
+    if constexpr (lists_tiles<C>()) {
       const WalkStart start = walk_start<Machine>(p_, work.batch, work.tile, work.begin, work.end);
       work.first_entry = static_cast<int32_t>(start.entry), work.first_key = start.next;
     }

@@ -5,6 +5,7 @@
 #include "device/hopper/column_maps.h"
 #include "device/hopper/forward_shared.h"
 #include "device/hopper/params.h"
+#include "device/hopper/tile_walk.h"
 #include "device/kv_cache/places.h"
 #include "device/sm90/load.h"
 
@@ -36,6 +37,7 @@ class KeyBoxes {
   static constexpr bool kPaged = C.page_size != 0;
   static constexpr int32_t kKeys = C.keys_of_box(), kBoxes = C.block_n / kKeys;
   static_assert(kBoxes * kKeys == C.block_n && kBoxes <= 32, "boxes are lanes'");
+  static_assert(!kPaged || !C.windowed || !lists_tiles<C>(), "first_key is of a window of pages, or of a list");
 
  public:
   TILEWISE_INLINE KeyBoxes(const HopperForwardParams& params, const ColumnBoxes<C.turned_columns>& boxes,
@@ -43,14 +45,14 @@ class KeyBoxes {
       : columns_(boxes), work_(work), places_{}, head_(head), page_(work.k_batch) {
     if constexpr (!kPaged) return;
     const CacheShape& cache = params.cache;
-    places_ = {cache.block_table + work.k_batch * cache.block_table_stride, 0, work.first_key, work.seqlen_k,
-               static_cast<int32_t>(cache.rows)};
-    look_up_page(work.begin);
+    places_ = {cache.block_table + work.k_batch * cache.block_table_stride, 0, lists_tiles<C>() ? 0 : work.first_key,
+               work.seqlen_k, static_cast<int32_t>(cache.rows)};
+    look_up_page(first_key_tile<C>(work));
   }
 
-  /// Tiles come in their order.
+  /// Tiles come in their order: `next` is the one after this one, if there is one.
   template <class Tile>
-  TILEWISE_INLINE void load(Tile& to, Barrier<Machine>& landed, int32_t tile) {
+  TILEWISE_INLINE void load(Tile& to, Barrier<Machine>& landed, int32_t tile, int32_t next) {
     const int32_t lane = Machine::lane();
     if (lane == 0) landed.arrive_and_expect(Tile::kBytes);
     if constexpr (kPaged) {
@@ -59,7 +61,8 @@ class KeyBoxes {
         const int32_t within = places_.within_page(first_key(tile));
         copy_columns(to, lane * kKeys, columns_, landed, within, head_, page_);
       }
-      if (tile + 1 < work_.end) look_up_page(tile + 1);
+      const int32_t after = lists_tiles<C>() ? next : tile + 1;  // known to the compiler, which makes less of it
+      if (after < work_.end) look_up_page(after);
     } else {
       if (lane == 0) copy_keys<C>(to, columns_, landed, work_.k_row + tile * C.block_n, head_, page_);
     }

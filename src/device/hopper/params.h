@@ -91,6 +91,18 @@ constexpr bool is_turned(const OddStarts& starts, int32_t head) {
   return ((starts.base ^ (starts.head & head)) & 1) != 0;
 }
 
+struct HopperMaskTilesParams {
+  AttentionShape shape;
+  TileGrid grid;     // of tiles of own rows, and of runs of streamed ones
+  CacheShape cache;  // of a config that is cached
+  TileClasses<uint8_t> classes;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("grid", p.grid), visit("cache", p.cache), visit("classes", p.classes);
+  }
+};
+
 /// What tile_lists makes of what mask_tiles has found.
 struct HopperTileListsParams {
   TileClasses<const uint8_t> classes;

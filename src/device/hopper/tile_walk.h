@@ -2,7 +2,7 @@
 // tiles or multiply them go by the same numbers, so that nobody tells another which tile comes next.
 #pragma once
 
-#include "device/attention/seen_tiles.h"
+#include "device/attention/config.h"
 #include "device/hopper/config.h"
 #include "device/hopper/params.h"
 
@@ -15,6 +15,13 @@ using WithTablesOf = typename FunctionsOf<C>::template ParamsOf<Params>;
 // An entry of a list is a tile of which some is seen, in its order, and its class; ends are behind the last one.
 inline constexpr uint32_t kListEnd = ~0u;
 constexpr uint32_t list_entry(int32_t tile, uint32_t classes) { return static_cast<uint32_t>(tile) << 8 | classes; }
+
+/// Whether a kernel goes by such lists, or by ranges: the host gives it what mask_tiles has found, or says that there
+/// is none.
+template <auto C>
+constexpr bool lists_tiles() {
+  return FunctionsOf<C>::kSkips;
+}
 
 /// A tile to visit. classes: two bits of each warpgroup, a TileClass.
 struct SeenTile {
@@ -57,7 +64,9 @@ class TileWalk {
   TILEWISE_INLINE TileWalk(const Params& p, int32_t batch, int32_t own_tile, const WalkStart& start, int32_t end)
       : entries_(list_of_tile(p, batch, own_tile) + start.next), end_(end), next_(start.entry), loaded_(load()) {}
 
-  TILEWISE_INLINE bool is_done() const { return tile_of_entry(next_) >= end_; }
+  TILEWISE_INLINE bool is_done() const { return next_tile() >= end_; }
+  /// The one at hand, or, where the walk is done, some number that is not below its end.
+  TILEWISE_INLINE int32_t next_tile() const { return tile_of_entry(next_); }
   /// The tile at hand, behind which the walk goes on. Not where it is done.
   TILEWISE_INLINE SeenTile take() {
     const SeenTile taken{tile_of_entry(next_), next_ & 0xFFu};
@@ -78,17 +87,27 @@ class TileWalk {
   uint32_t next_, loaded_;
 };
 
-/// visit(tile) for each tile of keys of a tile of queries that its block loads.
+/// The first tile of keys of a tile of queries that its block loads.
+template <auto C, class Work>
+TILEWISE_INLINE int32_t first_key_tile(const Work& work) {
+  if constexpr (lists_tiles<C>()) return tile_of_entry(static_cast<uint32_t>(work.first_entry));
+  return work.begin;
+}
+/// visit(tile, next) for each tile of keys of a tile of queries that its block loads, and the one after it; behind the
+/// last one that is no tile below work.end.
 template <class Machine, auto C, bool kByWarps, class Params, class Work, class Visit>
 TILEWISE_INLINE void for_each_key_tile(const Params& p, const Work& work, const Visit& visit) {
-  if constexpr (skips_tiles<C>()) {
+  if constexpr (lists_tiles<C>()) {
     const WalkStart start{static_cast<uint32_t>(work.first_entry), work.first_key};
     TileWalk<Machine, C, kByWarps> walk(p, work.batch, work.tile, start, work.end);
     TILEWISE_NO_UNROLL
-    while (!walk.is_done()) visit(walk.take().tile);
+    while (!walk.is_done()) {
+      const int32_t tile = walk.take().tile;
+      visit(tile, walk.next_tile());
+    }
   } else {
     TILEWISE_NO_UNROLL
-    for (int32_t tile = work.begin; tile < work.end; ++tile) visit(tile);
+    for (int32_t tile = work.begin; tile < work.end; ++tile) visit(tile, tile + 1);
   }
 }
 

@@ -203,12 +203,12 @@ class BackwardLowerer {
 
   /// What mask_mod leaves of the keys of each warpgroup.
   void add_mask_tiles() {
-    device::MaskTilesConfig c;
+    device::HopperMaskTilesConfig c;
     c.own = device::HopperBwdConfig::kRows;
     c.parts = device::HopperBwdConfig::kConsumers;
     c.streamed = config_.block_m;
     c.keys_own = 1;
-    tiles_ = add_tile_lists(p_, traits_, c, builder_);
+    tiles_ = add_tile_lists(p_, traits_, {c, {}, bind_mask_tiles}, builder_);
   }
 
   void add_gradients() {

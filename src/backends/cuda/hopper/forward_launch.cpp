@@ -134,7 +134,8 @@ std::string add_forward(const Problem& p, const ForwardSchedule& schedule, const
   const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
   gpu::Launch* const launch =
       portable::has_functions(p)
-          ? portable::launch_with_functions<Forward>(p, gpu::Family::sm90, config, grid, params, classes, bind, builder)
+          ? portable::launch_with_functions<Forward>(p, gpu::Family::sm90, config, grid, params, classes, bind, builder,
+                                                     function_use(p, config))
           : builder.launch<Forward>(gpu::Family::sm90, config, grid, params, bind);
   if (launch != nullptr) {
     launch->tensor_maps = tensor_maps(p, config, params.order, maps);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backends/portable/attention/functions.hpp"
 #include "core/ceil_div.hpp"
 
 namespace tilewise::backends::hopper {
@@ -154,7 +155,9 @@ const Tile& chosen_tile(const Problem& p, const HopperForwardConfig& c) {
   const std::int32_t dim = c.wider_dim();
   const std::int64_t length = chosen_length(p);
   const bool loads_bias = c.bias_type != device::kBiasNone && !c.bias_boxes;
-  const bool crowded = c.dropout || loads_bias || options_of(c) + !p.score_mod.empty() > 1;
+  // What functions look up beside a window of pages spills 176 bytes with three warpgroups.
+  const bool looks_up = c.windowed && c.page_size != 0 && portable::has_functions(p);
+  const bool crowded = c.dropout || loads_bias || looks_up || options_of(c) + !p.score_mod.empty() > 1;
   const bool plain = c.plain_scale && !c.dropout, plain_but_dropped = c.plain_scale && c.dropout;
   if (dim > 192 && plain_but_dropped) return kDropoutWidest;
   if (dim > 192) return crowded || c.bias_type == device::kBiasF32 ? kCrowdedWidest : kWidest;

@@ -42,6 +42,14 @@ struct Bwd : HopperKernel<device::HopperBwdConfig, device::HopperBwdParams> {
   static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
 };
 
+/// What mask_mod leaves of tiles.
+struct MaskTiles : HopperKernel<device::HopperMaskTilesConfig, device::HopperMaskTilesParams> {
+  static constexpr std::string_view kName = "hopper_mask_tiles", kHeader = "device/hopper/mask_tiles.h",
+                                    kKernel = "HopperMaskTiles", kConfig = "HopperMaskTilesConfig",
+                                    kParams = "HopperMaskTilesParams";
+  static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
+};
+
 /// What kernels that skip tiles walk by, of what mask_tiles has found.
 struct TileLists : HopperKernel<device::HopperTileListsConfig, device::HopperTileListsParams> {
   static constexpr std::string_view kName = "hopper_tile_lists", kHeader = "device/hopper/tile_lists.h",

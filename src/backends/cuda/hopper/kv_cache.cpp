@@ -8,6 +8,9 @@
 #include "backends/cuda/hopper/estimate.hpp"
 #include "backends/cuda/hopper/forward_launch.hpp"
 #include "backends/cuda/hopper/latent.hpp"
+#include "backends/cuda/hopper/tile_lists.hpp"
+#include "backends/portable/attention/block_states.hpp"
+#include "backends/portable/attention/functions.hpp"
 #include "backends/portable/kv_cache/implementation.hpp"
 #include "backends/portable/kv_cache/schedule.hpp"
 #include "core/ceil_div.hpp"
@@ -21,19 +24,34 @@ namespace {
 
 void bind(const void* call, void* block) { bind_step(call, *static_cast<device::HopperForwardParams*>(block)); }
 
+void bind_with_tables(const void* call, void* block) {
+  auto& params = *static_cast<device::WithTables<device::HopperForwardParams>*>(block);
+  bind_step(call, static_cast<device::HopperForwardParams&>(params));
+  portable::bind_tables(CacheCalls::params_of(call).tables, params.tables);
+}
+
+void bind_step_mask_tiles(const void* call, void* block) {
+  auto& params = *static_cast<device::WithTables<device::HopperMaskTilesParams>*>(block);
+  params.shape = CacheCalls::of(call);
+  params.cache = portable::cache_of(CacheCalls::params_of(call));
+  portable::bind_tables(CacheCalls::params_of(call).tables, params.tables);
+}
+
 /// A launch that waits itself for the one before it.
 void begin_early(gpu::Step& step, const core::DeviceDescription& device) {
   std::get<gpu::Launch>(step).programmatic = portable::traits_of(device, gpu::Family::sm80).overlaps_steps;
 }
 
-/// The portable launch that appends, before all others; what comes next begins while it ends.
-void prepend_append(KvCacheProblem p, const core::DeviceDescription& device, gpu::Lowering& lowering) {
+/// The portable launch that appends, before those from `first` on; what comes next begins while it ends.
+void insert_append(KvCacheProblem p, const core::DeviceDescription& device, std::size_t first,
+                   gpu::Lowering& lowering) {
   constexpr double kBetweenUs = 3.0;  // until one launch sees what the other has written
   p.call = KvCacheCall::append_kv;
   const gpu::Lowering append = portable::lower(p, device, gpu::Family::sm80).lowering;
   if (append.steps.empty()) return;
-  if (!lowering.steps.empty()) begin_early(lowering.steps.front(), device);
-  lowering.steps.insert(lowering.steps.begin(), append.steps.begin(), append.steps.end());
+  if (first < lowering.steps.size()) begin_early(lowering.steps[first], device);
+  lowering.steps.insert(lowering.steps.begin() + static_cast<std::ptrdiff_t>(first), append.steps.begin(),
+                        append.steps.end());
   lowering.schedule = core::concat(append.schedule, "; ", lowering.schedule);
   lowering.estimated_us += append.estimated_us + kBetweenUs;
 }
@@ -57,9 +75,36 @@ MapBinds add_rotation(const KvCacheProblem& p, const Problem& attention, bool pa
   return maps;
 }
 
+/// The launches that find out what mask_mod leaves, which no key has a part in, and how long they take.
+portable::MaskTilesStep add_masks(const KvCacheProblem& p, const Problem& attention, const ForwardSchedule& schedule,
+                                  const core::DeviceDescription& device, gpu::LoweringBuilder& builder) {
+  const portable::DeviceTraits traits = portable::traits_of(device, gpu::Family::sm80);
+  const device::HopperForwardConfig& forward = schedule.config;
+  const double states_us = portable::add_block_states(operations::kv_cache::blocked_scores(p), traits, builder,
+                                                      portable::bind_block_states<operations::kv_cache::KvCacheParams>);
+  device::HopperMaskTilesConfig config;
+  config.own = tile_order(attention, schedule, device.multiprocessors).queries_per_warpgroup;
+  config.parts = forward.consumers();
+  config.streamed = forward.block_n;
+  config.cached = 1;
+  portable::MaskTilesStep step =
+      add_tile_lists(attention, traits, {config, function_use(attention, forward), bind_step_mask_tiles}, builder);
+  step.estimated_us += states_us;
+  return step;
+}
+
+std::string functions_refusal(const Problem& attention) {
+  if (!portable::has_functions(attention)) return {};
+  if (std::string reason = portable::functions_refusal(attention); !reason.empty()) return reason;
+  return portable::calls_refusal(attention);
+}
+
 std::string step_refusal(const KvCacheProblem& p) {
   if (operations::kv_cache::appends_alone(p)) return "call must be kv_cache_attention (got append_kv)";
   if (p.top_k > 0 && !p.mla) return "with key_indices, mla must be 1 (got 0)";
+  if (p.mla && portable::has_functions(portable::attention_of(p))) {
+    return "with mla, score_mod, mask_mod and block_mask must be none (got one)";
+  }
   if (p.page_size % device::kPageUnit != 0) {
     return core::concat("page_size must be a multiple of ", device::kPageUnit, " (got ", p.page_size, ")");
   }
@@ -70,26 +115,30 @@ std::string step_refusal(const KvCacheProblem& p) {
   return {};
 }
 
-gpu::Outcome lower_attention(const KvCacheProblem& p, const core::DeviceDescription& device) {
+/// first: the first step that new keys have a part in.
+gpu::Outcome lower_attention(const KvCacheProblem& p, const core::DeviceDescription& device, std::size_t& first) {
   Problem attention = portable::attention_of(p);
   attention.seqused_k = true;  // its lengths are read by the kernel in every case
+  if (std::string reason = functions_refusal(attention); !reason.empty()) return {{}, std::move(reason)};
   if (std::string reason = refusal_of(attention); !reason.empty()) return {{}, std::move(reason)};
-  ForwardSchedule schedule = forward_schedule(attention, device, p.num_splits);
-  schedule.config.cached = 1;
-  schedule.config.turned_columns = 0;  // boxes of pages load columns in their order
-  schedule.config.page_size = static_cast<std::int32_t>(p.page_size);
+  const ForwardSchedule schedule = forward_schedule(attention, device, p.num_splits, p.page_size);
   gpu::LoweringBuilder builder(portable::traits_of(device, gpu::Family::sm80).overlaps_steps);
   const bool packs = schedule.config.pack_gqa != 0;
+  const portable::MaskTilesStep masks = add_masks(p, attention, schedule, device, builder);
+  first = builder.steps();
   const MapBinds maps = p.rotary_dim > 0 ? add_rotation(p, attention, packs, builder) : map_binds<CacheCalls>(packs);
-  if (std::string reason = add_forward(attention, schedule, device, bind, maps, builder); !reason.empty()) {
-    return {{}, std::move(reason)};
-  }
+  std::string refusal =
+      add_forward(attention, schedule, device, portable::has_functions(attention) ? bind_with_tables : bind, maps,
+                  builder, masks.classes);
+  if (!refusal.empty()) return {{}, std::move(refusal)};
   if (schedule.config.split) add_cache_combine(attention, schedule.splits, builder);
   gpu::Outcome outcome{builder.finish(), {}};
-  if (p.rotary_dim > 0 && outcome.lowering.steps.size() > 1) begin_early(outcome.lowering.steps[1], device);
+  if (p.rotary_dim > 0 && outcome.lowering.steps.size() > first + 1) {
+    begin_early(outcome.lowering.steps[first + 1], device);
+  }
   constexpr double kLengthUs = 3.0;    // a block's first keys wait for its sequence's length
   constexpr double kRotationUs = 4.0;  // of a launch that takes its time from memory, and the wait for it
-  outcome.lowering.estimated_us = kLengthUs + (p.rotary_dim > 0 ? kRotationUs : 0.0) +
+  outcome.lowering.estimated_us = kLengthUs + masks.estimated_us + (p.rotary_dim > 0 ? kRotationUs : 0.0) +
                                   Estimator(attention, device).forward_us(schedule.config, schedule.splits);
   return outcome;
 }
@@ -109,13 +158,15 @@ operations::kv_cache::FeatureSet kv_cache_features() {
           softcap,       alibi,
           sink,          batch_invariant,
           rotary,        rotary_interleaved,
-          key_indices};
+          key_indices,   score_mod,
+          mask_mod,      block_mask};
 }
 
 gpu::Outcome lower(const KvCacheProblem& p, const core::DeviceDescription& device) {
   if (std::string reason = step_refusal(p); !reason.empty()) return {{}, std::move(reason)};
-  gpu::Outcome outcome = p.mla ? lower_latent(p, device) : lower_attention(p, device);
-  if (p.append && outcome.refusal.empty()) prepend_append(p, device, outcome.lowering);
+  std::size_t first = 0;
+  gpu::Outcome outcome = p.mla ? lower_latent(p, device) : lower_attention(p, device, first);
+  if (p.append && outcome.refusal.empty()) insert_append(p, device, first, outcome.lowering);
   return outcome;
 }
 

@@ -43,12 +43,11 @@ void bind_with_tables(const void* call, void* block) {
 /// What mask_mod leaves of the rows of each warpgroup.
 portable::MaskTilesStep add_mask_tiles(const Problem& p, const device::HopperForwardConfig& forward,
                                        const portable::DeviceTraits& traits, gpu::LoweringBuilder& builder) {
-  if (!skips_tiles(p, forward)) return {};
-  device::MaskTilesConfig config;
+  device::HopperMaskTilesConfig config;
   config.own = device::HopperForwardConfig::kRows;
   config.parts = forward.consumers();
   config.streamed = forward.block_n;
-  return add_tile_lists(p, traits, config, builder);
+  return add_tile_lists(p, traits, {config, function_use(p, forward), bind_mask_tiles}, builder);
 }
 
 std::string functions_refusal(const Problem& p) {

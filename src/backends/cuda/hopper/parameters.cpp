@@ -8,6 +8,13 @@
 
 namespace tilewise::backends::hopper {
 
+void for_each_pointer(const device::HopperMaskTilesParams& p, const gpu::RegionVisitor& visit) {
+  const portable::CacheTable table(p, visit);
+  table.lengths();
+  table.cache_lengths();
+  table.add(p.classes.data, portable::region_of_tiles(p.classes.rows, p.classes.bytes, gpu::Access::write));
+}
+
 void for_each_pointer(const device::HopperTileListsParams& p, const gpu::RegionVisitor& visit) {
   const auto region_of = [](const auto& tiles, gpu::Access access) {
     return portable::region_of_tiles(tiles.rows, tiles.bytes, access);

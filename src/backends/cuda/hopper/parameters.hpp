@@ -7,6 +7,7 @@
 
 namespace tilewise::backends::hopper {
 
+void for_each_pointer(const device::HopperMaskTilesParams& params, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::HopperTileListsParams& params, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::HopperForwardParams& params, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::HopperBwdPreprocessParams& params, const gpu::RegionVisitor& visit);

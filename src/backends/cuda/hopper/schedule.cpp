@@ -9,7 +9,6 @@
 #include "backends/cuda/hopper/forward_tiles.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
 #include "backends/cuda/hopper/tensor_maps.hpp"
-#include "backends/portable/attention/functions.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
@@ -141,11 +140,11 @@ ForwardSchedule quickest(const Problem& p, const core::DeviceDescription& device
 
 /// Whether heads that begin between sectors have their first 8 columns behind the others in shared memory (3 to 15%
 /// less): there are 8 columns more than whole chunks, of which boxes can leave out the first ones. Where blocks share
-/// keys, each sector comes once for two, and it is slower.
+/// keys, each sector comes once for two, and it is slower. Boxes of pages load columns in their order.
 bool turns_columns(const Problem& p, const HopperForwardConfig& c) {
   const std::int64_t chunk = box_columns(p.dtype);
   const auto has_one_more = [=](std::int64_t dim) { return dim > chunk && dim % chunk == device::kPieceColumns; };
-  return !c.fp8() && !c.clustered && !c.split && has_one_more(p.head_dim) && has_one_more(p.head_dim_v);
+  return !c.fp8() && !c.clustered && !c.split && !c.cached && has_one_more(p.head_dim) && has_one_more(p.head_dim_v);
 }
 
 /// Tiles come from a counter unless every one takes as long, or every block has one.
@@ -165,7 +164,18 @@ bool has_normal_bound(const Problem& p) {
   return bound >= kLeastNormal && bound <= kGreatestNormal;
 }
 
-bool skips_tiles(const Problem& p, const HopperForwardConfig& c) { return portable::knows_tiles(p) && !c.pack_gqa; }
+/// Attention packs heads of few queries, beside which two launches more would tell. In a window of pages the tiles that
+/// are seen are few, and rows that are of no page lie in the first one.
+portable::FunctionUse function_use(const Problem& p, const HopperForwardConfig& c) {
+  using enum portable::KnownTiles;
+  const bool few = c.pack_gqa && !c.cached, paged_window = c.windowed && c.page_size != 0;
+  const bool knows = portable::knows_tiles(p) && !few && !paged_window;
+  return {c.cached ? portable::QueryIndex::position : portable::QueryIndex::query, knows ? of_all_heads : none};
+}
+
+bool skips_tiles(const Problem& p, const HopperForwardConfig& c) {
+  return function_use(p, c).tiles != portable::KnownTiles::none;
+}
 
 std::int64_t queries_of_block(const Problem& p, const HopperForwardConfig& c) {
   return std::int64_t{c.consumers()} * (HopperForwardConfig::kRows / (c.pack_gqa ? group_of(p) : 1));
@@ -176,8 +186,11 @@ std::int64_t tiles_of(const Problem& p, const HopperForwardConfig& c) {
   return ceil_div(p.seqlen_q, queries_of_block(p, c)) * heads * p.batch_size;
 }
 
-ForwardSchedule forward_schedule(const Problem& p, const core::DeviceDescription& device, std::int64_t num_splits) {
-  const HopperForwardConfig features = features_config(p);
+ForwardSchedule forward_schedule(const Problem& p, const core::DeviceDescription& device, std::int64_t num_splits,
+                                 std::optional<std::int64_t> page_size) {
+  HopperForwardConfig features = features_config(p);
+  features.cached = page_size.has_value();
+  features.page_size = static_cast<std::int32_t>(page_size.value_or(0));
   const Tile& tile = tile_for(p, features);
   ForwardSchedule schedule{with_tile(features, tile, p)};
   num_splits = std::min(num_splits, kMostSplits);

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "backends/cuda/hopper/kernels.hpp"
+#include "backends/portable/attention/functions.hpp"
 #include "core/device_description.hpp"
 #include "tilewise/problem.hpp"
 
@@ -22,9 +24,11 @@ struct ForwardSchedule {
 };
 
 /// As `tilewise tune` has chosen, else by the table of tiles, and where tiles of queries are few, by what the estimate
-/// makes of them. num_splits: parts that the call asks for; 0: chosen.
+/// makes of them. num_splits: parts that the call asks for; 0: chosen. page_size: of a cache that has the keys, 0 where
+/// it is contiguous.
 [[nodiscard]] ForwardSchedule forward_schedule(const Problem& problem, const core::DeviceDescription& device,
-                                               std::int64_t num_splits = 0);
+                                               std::int64_t num_splits = 0,
+                                               std::optional<std::int64_t> page_size = std::nullopt);
 
 /// The schedules that a problem can have, first the one that it has untuned. Results that must not depend on the batch
 /// have that one alone.
@@ -46,7 +50,8 @@ struct ForwardSchedule {
 /// Tiles of queries, times parts of their keys.
 [[nodiscard]] std::int64_t tile_count(const device::TileOrder& order);
 
-/// Whether the kernel walks over tiles by what mask_tiles has found.
+/// How the kernel asks a problem's functions, and whether it walks over tiles by what mask_tiles has found.
+[[nodiscard]] portable::FunctionUse function_use(const Problem& problem, const device::HopperForwardConfig& config);
 [[nodiscard]] bool skips_tiles(const Problem& problem, const device::HopperForwardConfig& config);
 
 /// Queries of a block, each with all heads of a group where heads are packed.

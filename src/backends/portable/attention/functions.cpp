@@ -146,12 +146,13 @@ std::string calls_refusal(const Problem& p) {
 namespace {
 
 /// `look_up`: null, or the one whose gradient a kernel adds up: its slope is then the score's.
-std::string definitions(const Problem& p, QueryIndex query_index, const expression::LookUpDerivative* look_up) {
+std::string definitions(const Problem& p, const FunctionUse& use, const expression::LookUpDerivative* look_up) {
+  const QueryIndex query_index = use.query_index;
   const std::vector<DeviceTable> tables = device_tables(p);
   constexpr std::string_view kSkips = "  static constexpr bool kSkips = true;\n";
   std::string comments, members;
   if (query_index == QueryIndex::position) members += "  static constexpr bool kAtPositions = true;\n";
-  const bool skips = look_up == nullptr && knows_tiles(p);
+  const bool skips = look_up == nullptr && use.tiles == KnownTiles::of_all_heads && knows_tiles(p);
   for_each_function(p, [&](const Method& method, const Expression& function) {
     const Expression& used = method.name == "slope" && look_up != nullptr ? look_up->slope : function;
     if (method.name == "score") members += "  static constexpr bool kModifies = true;\n";
@@ -184,12 +185,12 @@ std::string definitions(const Problem& p, QueryIndex query_index, const expressi
 
 }  // namespace
 
-std::string function_definitions(const Problem& p, QueryIndex query_index) {
-  return has_functions(p) ? definitions(p, query_index, nullptr) : std::string();
+std::string function_definitions(const Problem& p, FunctionUse use) {
+  return has_functions(p) ? definitions(p, use, nullptr) : std::string();
 }
 
 std::string look_up_definitions(const Problem& p, const expression::LookUpDerivative& look_up) {
-  return definitions(p, QueryIndex::query, &look_up);
+  return definitions(p, {}, &look_up);
 }
 
 std::int32_t table_element_of(DType dtype) {

@@ -14,6 +14,15 @@ namespace tilewise::backends::portable {
 /// What q_idx is: the query, or the key that it stands at, which may be before the first.
 enum class QueryIndex : std::uint8_t { query, position };
 
+/// The tiles that kernels go by: none, or what mask_tiles finds where that is the same for all heads (knows_tiles()).
+enum class KnownTiles : std::uint8_t { none, of_all_heads };
+
+/// How functions are asked.
+struct FunctionUse {
+  QueryIndex query_index = QueryIndex::query;
+  KnownTiles tiles = KnownTiles::of_all_heads;
+};
+
 /// Rows of a sequence that has functions, at most: of these, indices fit 32 bits.
 inline constexpr std::int64_t kMostFunctionRows = std::int64_t{1} << 29;
 
@@ -33,7 +42,7 @@ inline constexpr std::int64_t kMostFunctionRows = std::int64_t{1} << 29;
 /// The source that stubs have before a kernel (gpu::KernelKey::definitions): a struct ScoreFunctions, in the words of
 /// device/attention/score_functions.h and score_bounds.h. Empty without functions. Equal functions of tables of equal
 /// dtypes give equal source, whatever the tables' sizes.
-[[nodiscard]] std::string function_definitions(const Problem& problem, QueryIndex query_index = QueryIndex::query);
+[[nodiscard]] std::string function_definitions(const Problem& problem, FunctionUse use = {});
 
 /// The same for bwd_dtable and one of score_mod's look-ups: slope() is score_mod's derivative by what it gives, kTable
 /// and kRank are its table's number and dimensions, index0() to index3() say which element it is, and kOneElement

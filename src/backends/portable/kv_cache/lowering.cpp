@@ -86,7 +86,7 @@ class Lowerer {
     typename Functions::Params params{own, tile_classes_, {}};
     set_tables(attention_, params.tables);
     gpu::Launch* const launch = builder_.launch<Functions>(traits_.family, config, grid, params, bind_params);
-    if (launch != nullptr) launch->key.definitions = function_definitions(attention_, QueryIndex::position);
+    if (launch != nullptr) launch->key.definitions = function_definitions(attention_, {QueryIndex::position});
     return launch;
   }
 

@@ -29,7 +29,7 @@ def score_functions(score_mod: Any = None, mask_mod: Any = None, block_mask: Any
         block_mask = taken(block_mask)
         if mask_mod is not None:
             raise ValueError("mask_mod: must be None beside a block_mask, which has its own (got one)")
-        mask_mod, block_mask = block_mask.mask_mod, block_mask._replace(mask_mod=None)
+        mask_mod, block_mask = block_mask.mask_mod, BlockMask(None, *block_mask[1:])
     score_text, score_tables = traced_function("score_mod", score_mod)
     if mask_mod is None:
         return Functions(score_text, "", score_tables, block_mask)

@@ -20,7 +20,6 @@ from tilewise.expression import Traced, TraceError
 
 MOST_ELEMENTS = 2**28  # of a mask that is evaluated element by element
 _HIDDEN, _PARTIAL, _FULL = range(3)
-_LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 
 
 class Call(NamedTuple):
@@ -50,10 +49,23 @@ def visible(block_mask: BlockMask, call: Call) -> dict[str, Any]:
     return {"mask_mod": traced("mask_mod", _within_blocks(block_mask, call), call.device)}
 
 
+_kept_given: weakref.WeakKeyDictionary[BlockMask, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+
+
 def _given(block_mask: BlockMask, mask_mod: Traced, call: Call) -> Optional[GivenMask]:
     """Its lists as the core takes them; None where they are of other sizes, or blocks of other lengths."""
+    lists = _lists(block_mask)
+    kinds = (call, *block_mask.BLOCK_SIZE, *[None if each is None else (each.shape, each.dtype) for each in lists])
+    kept = _kept_given.get(block_mask)
+    if kept is None or kept[0] != kinds or any(one is not other for one, other in zip(kept[1], lists)):
+        kept = _kept_given[block_mask] = kinds, lists, _fit(lists, *block_mask.BLOCK_SIZE, call)
     rows, keys = block_mask.BLOCK_SIZE
-    lists = [getattr(block_mask, name) for name in _LISTS]
+    counts, indices, full_counts, full_indices = lists
+    return GivenMask(mask_mod, counts, indices, full_counts, full_indices, (rows, keys)) if kept[2] else None
+
+
+def _fit(lists: tuple[Any, ...], rows: int, keys: int, call: Call) -> bool:
+    """Whether the core takes lists of blocks."""
     given = lists if lists[2] is not None and lists[3] is not None else lists[:2]
     sizes = (call.batch_size, call.num_heads)
     wanted = (-(-call.seqlen_q // rows), -(-call.seqlen_k // keys))
@@ -62,7 +74,14 @@ def _given(block_mask: BlockMask, mask_mod: Traced, call: Call) -> Optional[Give
         fit = fit and tensor.dim() == rank and tensor.dtype == torch.int32
         fit = fit and tuple(tensor.shape[2:]) == wanted[: rank - 2]
         fit = fit and all(own in (1, whole) for own, whole in zip(tensor.shape[:2], sizes))
-    return GivenMask(mask_mod, lists[0], lists[1], lists[2], lists[3], (rows, keys)) if fit else None
+    return fit
+
+
+def _lists(block_mask: BlockMask) -> tuple[Any, ...]:
+    """Counts and indices of partial blocks, and of full ones, which may be None."""
+    return (
+        block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks, block_mask.full_kv_indices,
+    )  # fmt: skip
 
 
 def _within_blocks(block_mask: BlockMask, call: Call) -> Callable[..., Any]:
@@ -119,15 +138,15 @@ def _is_same_memory(one: Optional[Tensor], other: Optional[Tensor]) -> bool:
 
 
 def _seen(tensors: tuple[Optional[Tensor], ...], *sizes: int) -> _Seen:
-    given = [tensor for tensor in tensors if tensor is not None]
-    if any(tensor.is_inference() for tensor in given):
+    try:
+        versions = tuple([tensor._version for tensor in tensors if tensor is not None])
+    except RuntimeError:  # of inference mode
         return _Seen(tensors, None, sizes)
-    return _Seen(tensors, tuple(tensor._version for tensor in given), sizes)
+    return _Seen(tensors, versions, sizes)
 
 
 def _lists_of(block_mask: BlockMask) -> _Seen:
-    tensors = tuple(getattr(block_mask, name) for name in _LISTS)
-    return _seen(tensors, *block_mask.BLOCK_SIZE, *block_mask.seq_lengths)
+    return _seen(_lists(block_mask), *block_mask.BLOCK_SIZE, *block_mask.seq_lengths)
 
 
 _kept_states: weakref.WeakKeyDictionary[BlockMask, tuple[_Seen, Tensor]] = weakref.WeakKeyDictionary()

@@ -37,9 +37,24 @@ TEST(HopperFunctions, HideTilesAnywhere) {
 TEST(HopperFunctions, HideByTables) {
   check("192x64 tiles", "dtype=bf16 head_dim=128 batch_size=2" + kFew + kDocuments + kTable);
   check("192x96 tiles", "dtype=f16 head_dim=64 batch_size=2 seqused_q=1 seqused_k=1" + kFew + kDocuments + kTable);
-  // Of each head, and beside left padding, of which no tile is known.
+  // Beside left padding no tile is known.
   check("192x64 tiles", "dtype=bf16 head_dim=128" + kFew + " mask_mod=kv_idx%3!=h" + kTable);
   check("192x64 tiles", "dtype=bf16 head_dim=128 leftpad_k=1" + kFew + kCausal + kTable);
+}
+
+/// Each head has tiles of its own: of all entries of the batch or of each, of one head of keys or of several.
+const std::string kHeads = "dtype=bf16 head_dim=64 batch_size=2 num_heads_q=4 num_heads_k=2 ",
+                  kStripesOfHeads = "seqlen_q=300 seqlen_k=400 mask_mod=((q_idx//64+kv_idx//64+h+b)%3!=0)&(h!=2)",
+                  kBlocksOfHeads = "seqlen_q=150 seqlen_k=200 block_mask=64x64[b,h]+full";
+TEST(HopperFunctions, HideTilesOfEachHead) {
+  check("192x96 tiles", kHeads + kStripesOfHeads + kTable);
+  check("tiles", kHeads + kBlocksOfHeads, false, "attention_backward ");
+}
+TEST(HopperFunctions, HideTilesOfEachHeadByNight) {
+  check("192x96 tiles", kHeads + "seqlen_q=300 seqlen_k=400 mask_mod=((q_idx//64+kv_idx//64+h)%3!=0)|(h==3)" + kTable);
+  check("tiles", kHeads + kBlocksOfHeads + kTable);
+  check("tiles", kHeads + kStripesOfHeads, false, "attention_backward ");
+  check("tiles", kHeads + kBlocksOfHeads + " deterministic=1", false, "attention_backward ");
 }
 
 TEST(HopperFunctions, ChangeScores) {

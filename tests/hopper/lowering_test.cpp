@@ -73,13 +73,28 @@ TEST(HopperLowering, SchedulesKeysInPartsWhereTilesAreFew) {
   EXPECT_EQ(lowering.part("lse_accum")->bytes, 2 * rows * sizeof(float));
 }
 
-/// What mask_mod leaves of tiles is found and listed before; of each head it is asked in every tile.
+/// What mask_mod leaves of tiles is found and listed before, of each head where it differs; beside left padding it is
+/// asked in every tile.
 TEST(HopperLowering, ListsTilesThatFunctionsLeave) {
   const std::string few = "dtype=bf16 seqlen_q=4096 num_heads_q=16 head_dim=128 ";
-  EXPECT_EQ(names_of(lowered(few + "mask_mod=kv_idx<=q_idx")), "hopper_mask_tiles hopper_tile_lists hopper_forward ");
-  EXPECT_EQ(names_of(lowered(few + "mask_mod=kv_idx>=h score_mod=score*2")), "hopper_forward ");
+  const gpu::Lowering all = lowered(few + "mask_mod=kv_idx<=q_idx"),
+                      each = lowered(few + "mask_mod=kv_idx>=h score_mod=score*2");
+  EXPECT_EQ(names_of(all), "hopper_mask_tiles hopper_tile_lists hopper_forward ");
+  EXPECT_EQ(names_of(each), names_of(all));
+  EXPECT_EQ(each.part("query_tile_classes")->bytes, 16 * all.part("query_tile_classes")->bytes);
+  EXPECT_EQ(names_of(lowered(few + "mask_mod=kv_idx>=h leftpad_k=1")), "hopper_forward ");
   EXPECT_EQ(names_of(lowered_backward(few + "mask_mod=kv_idx<=q_idx")),
             "hopper_mask_tiles hopper_tile_lists hopper_bwd_preprocess hopper_bwd hopper_bwd_convert_dq ");
+}
+
+/// Lists of each head would take too much memory, or its number does not fit beside the batch's.
+TEST(HopperLowering, ListsTilesOfEachHeadWhereTheyAreFew) {
+  const auto names = [](std::string_view sizes) {
+    return names_of(lowered(concat("dtype=bf16 head_dim=128 mask_mod=kv_idx>=h ", sizes)));
+  };
+  EXPECT_EQ(names("seqlen_q=65536 num_heads_q=32"), "hopper_mask_tiles hopper_tile_lists hopper_forward ");
+  EXPECT_EQ(names("seqlen_q=65536 num_heads_q=33"), "hopper_forward ");
+  EXPECT_EQ(names("seqlen_q=128 batch_size=65537 num_heads_q=1"), "hopper_forward ");
 }
 
 TEST(HopperLowering, RefusesFunctionsThatWouldBeCalled) {

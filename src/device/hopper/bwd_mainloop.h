@@ -182,7 +182,7 @@ class BwdMainloop {
   TILEWISE_INLINE QueryTiles seen_tiles(const BwdWork& work) const {
     QueryTiles seen = query_tiles<C>(work, work.first_key + warpgroup_ * C.kRows, C.kRows);
     if constexpr (leaves_out_hidden<C>()) {
-      const SeenRange own = TileRow<Machine, C>(p_, work.batch, work.tile).seen_by(warpgroup_);
+      const SeenRange own = TileRow<Machine, C>(p_, work.batch, work.head, work.tile).seen_by(warpgroup_);
       seen = tiles_within(seen, own.begin, own.end);
     }
     if constexpr (C.split) seen = tiles_within(seen, work.queries.begin, work.queries.end);

@@ -59,7 +59,7 @@ class HidingTiles {
   using Row = Choose<FunctionsOf<C>::kSkips, TileRow<Machine, C>, NoShared>;
   TILEWISE_INLINE static Row row_of(const BwdParamsOf<C>& p, const BwdWork& work) {
     if constexpr (FunctionsOf<C>::kSkips) {
-      return {p, uniform<Machine>(work.batch), uniform<Machine>(work.tile)};
+      return {p, uniform<Machine>(work.batch), uniform<Machine>(work.head), uniform<Machine>(work.tile)};
     } else {
       return {};
     }

@@ -234,7 +234,7 @@ TILEWISE_INLINE BwdWork work_at(const BwdParamsOf<C>& p, const OrderPlace& place
   work.band = key_band(p.score);
   work.queries = query_tiles<C>(work, work.first_key, C.block_n());
   if constexpr (leaves_out_hidden<C>()) {
-    const SeenRange seen = TileRow<Machine, C>(p, work.batch, work.tile).seen_by_any();
+    const SeenRange seen = TileRow<Machine, C>(p, work.batch, work.head, work.tile).seen_by_any();
     work.queries = tiles_within(work.queries, seen.begin, seen.end);
   }
   if constexpr (C.split) {

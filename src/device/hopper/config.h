@@ -232,6 +232,8 @@ struct HopperMaskTilesConfig : RowConfig {
   Flag keys_own = 0;
   Flag cached = 0;  // keys are in a cache, whose sequences are found as a KV cache step has them
 
+  static constexpr int32_t kBatchBits = 16;  // of a batch entry, in a word with a head
+
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_row_field(c, visit);

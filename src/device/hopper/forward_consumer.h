@@ -302,7 +302,8 @@ class ForwardConsumer {
   }
   TILEWISE_INLINE TileWalk<Machine, C, true> walk_of(const Work& work) const {
     const WalkStart start{static_cast<uint32_t>(uniform<Machine>(work.first_entry)), uniform<Machine>(work.first_key)};
-    return {p_, uniform<Machine>(work.batch), uniform<Machine>(work.tile), start, uniform<Machine>(work.end)};
+    return {p_,    uniform<Machine>(work.batch), uniform<Machine>(work.head), uniform<Machine>(work.tile),
+            start, uniform<Machine>(work.end)};
   }
 
   /// How many tiles of keys the block loads for its queries.

@@ -123,7 +123,7 @@ class WorkSource {
     }
     if constexpr (C.split) take_part(work);
     if constexpr (lists_tiles<C>()) {
-      const WalkStart start = walk_start<Machine>(p_, work.batch, work.tile, work.begin, work.end);
+      const WalkStart start = walk_start<Machine, C>(p_, work);
       work.first_entry = static_cast<int32_t>(start.entry), work.first_key = start.next;
     }
     return true;

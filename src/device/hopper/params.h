@@ -95,6 +95,7 @@ struct HopperMaskTilesParams {
   AttentionShape shape;
   TileGrid grid;     // of tiles of own rows, and of runs of streamed ones
   CacheShape cache;  // of a config that is cached
+  // Of each of the grid's heads, which stands for as many as its group has, one after the other.
   TileClasses<uint8_t> classes;
 
   template <class Params, class Visit>

@@ -23,6 +23,25 @@ constexpr bool lists_tiles() {
   return FunctionsOf<C>::kSkips;
 }
 
+/// Whether each head, or group of heads whose rows are one tile's, has lists of its own.
+template <auto C>
+constexpr bool tells_heads_apart() {
+  using Functions = FunctionsOf<C>;
+  if constexpr (requires { Functions::kSkipsByHead; }) {
+    return Functions::kSkipsByHead;
+  } else {
+    return false;
+  }
+}
+/// The row of lists or ranges of an own tile, of which each head has so many.
+template <auto C, class Params>
+TILEWISE_INLINE const uint8_t* row_of_tile(const Params& p, int32_t batch, int32_t head, int32_t own_tile,
+                                           int32_t tiles_of_head) {
+  int64_t row = own_tile;
+  if constexpr (tells_heads_apart<C>()) row += int64_t{head} * tiles_of_head;
+  return p.tile_classes.data + batch * p.tile_classes.batch_stride + row * p.tile_classes.streamed;
+}
+
 /// A tile to visit. classes: two bits of each warpgroup, a TileClass.
 struct SeenTile {
   int32_t tile;
@@ -32,25 +51,26 @@ struct SeenTile {
 };
 
 TILEWISE_INLINE int32_t tile_of_entry(uint32_t entry) { return static_cast<int32_t>(entry >> 8); }
-template <class Params>
-TILEWISE_INLINE const uint32_t* list_of_tile(const Params& p, int32_t batch, int32_t own_tile) {
-  return reinterpret_cast<const uint32_t*>(p.tile_classes.data + batch * p.tile_classes.batch_stride +
-                                           static_cast<int64_t>(own_tile) * p.tile_classes.streamed);
+/// Of a tile of queries.
+template <auto C, class Params>
+TILEWISE_INLINE const uint32_t* list_of_tile(const Params& p, int32_t batch, int32_t head, int32_t own_tile) {
+  return reinterpret_cast<const uint32_t*>(row_of_tile<C>(p, batch, head, own_tile, p.order.num_tiles));
 }
 
-/// Where a walk over the listed ones of tiles [begin, end) begins: its first entry, and where the next one stands.
-/// Where none is listed, the first tile, which is hidden: something has to be multiplied.
+/// Where a walk over the listed ones of tiles [work.begin, work.end) begins: its first entry, and where the next one
+/// stands. Where none is listed, the first tile, which is hidden: something has to be multiplied.
 struct WalkStart {
   uint32_t entry;
   int32_t next;
 };
-template <class Machine, class Params>
-TILEWISE_INLINE WalkStart walk_start(const Params& p, int32_t batch, int32_t own_tile, int32_t begin, int32_t end) {
-  const uint32_t* const entries = list_of_tile(p, batch, own_tile);
+template <class Machine, auto C, class Params, class Work>
+TILEWISE_INLINE WalkStart walk_start(const Params& p, const Work& work) {
+  const uint32_t* const entries = list_of_tile<C>(p, work.batch, work.head, work.tile);
   WalkStart start{Machine::load_global(entries), 1};
   TILEWISE_NO_UNROLL
-  for (; tile_of_entry(start.entry) < begin; ++start.next) start.entry = Machine::load_global(entries + start.next);
-  if (tile_of_entry(start.entry) >= end) start.entry = list_entry(begin, 0);
+  for (; tile_of_entry(start.entry) < work.begin; ++start.next)
+    start.entry = Machine::load_global(entries + start.next);
+  if (tile_of_entry(start.entry) >= work.end) start.entry = list_entry(work.begin, 0);
   return start;
 }
 
@@ -61,8 +81,12 @@ template <class Machine, auto C, bool kByWarps>
 class TileWalk {
  public:
   template <class Params>
-  TILEWISE_INLINE TileWalk(const Params& p, int32_t batch, int32_t own_tile, const WalkStart& start, int32_t end)
-      : entries_(list_of_tile(p, batch, own_tile) + start.next), end_(end), next_(start.entry), loaded_(load()) {}
+  TILEWISE_INLINE TileWalk(const Params& p, int32_t batch, int32_t head, int32_t own_tile, const WalkStart& start,
+                           int32_t end)
+      : entries_(list_of_tile<C>(p, batch, head, own_tile) + start.next),
+        end_(end),
+        next_(start.entry),
+        loaded_(load()) {}
 
   TILEWISE_INLINE bool is_done() const { return next_tile() >= end_; }
   /// The one at hand, or, where the walk is done, some number that is not below its end.
@@ -99,7 +123,7 @@ template <class Machine, auto C, bool kByWarps, class Params, class Work, class 
 TILEWISE_INLINE void for_each_key_tile(const Params& p, const Work& work, const Visit& visit) {
   if constexpr (lists_tiles<C>()) {
     const WalkStart start{static_cast<uint32_t>(work.first_entry), work.first_key};
-    TileWalk<Machine, C, kByWarps> walk(p, work.batch, work.tile, start, work.end);
+    TileWalk<Machine, C, kByWarps> walk(p, work.batch, work.head, work.tile, start, work.end);
     TILEWISE_NO_UNROLL
     while (!walk.is_done()) {
       const int32_t tile = walk.take().tile;
@@ -122,9 +146,8 @@ template <class Machine, auto C>
 class TileRow {
  public:
   template <class Params>
-  TILEWISE_INLINE TileRow(const Params& p, int32_t batch, int32_t own_tile)
-      : row_(p.tile_classes.data + batch * p.tile_classes.batch_stride +
-             static_cast<int64_t>(own_tile) * p.tile_classes.streamed) {}
+  TILEWISE_INLINE TileRow(const Params& p, int32_t batch, int32_t key_head, int32_t own_tile)
+      : row_(row_of_tile<C>(p, batch, key_head, own_tile, p.tiles)) {}
 
   /// Of all warpgroups' rows, or of one's.
   TILEWISE_INLINE SeenRange seen_by_any() const { return range(0); }

@@ -201,6 +201,7 @@ class BackwardLowerer {
     if (launch != nullptr) launch->tensor_maps = preprocess_maps(p_, c);
   }
 
+  [[nodiscard]] portable::FunctionUse function_use() const { return {portable::QueryIndex::query, known_tiles(p_)}; }
   /// What mask_mod leaves of the keys of each warpgroup.
   void add_mask_tiles() {
     device::HopperMaskTilesConfig c;
@@ -208,7 +209,7 @@ class BackwardLowerer {
     c.parts = device::HopperBwdConfig::kConsumers;
     c.streamed = config_.block_m;
     c.keys_own = 1;
-    tiles_ = add_tile_lists(p_, traits_, {c, {}, bind_mask_tiles}, builder_);
+    tiles_ = add_tile_lists(p_, traits_, {c, function_use(), bind_mask_tiles, portable::group_of(p_)}, builder_);
   }
 
   void add_gradients() {
@@ -234,7 +235,7 @@ class BackwardLowerer {
     gpu::Launch* const launch =
         portable::has_functions(p_)
             ? portable::launch_with_functions<Bwd>(p_, gpu::Family::sm90, config_, grid, params, tiles_.classes,
-                                                   bind_bwd_with_tables, builder_)
+                                                   bind_bwd_with_tables, builder_, function_use())
             : builder_.launch<Bwd>(gpu::Family::sm90, config_, grid, params,
                                    rounds_dq() ? bind_bwd_that_rounds : bind_bwd);
     if (launch != nullptr) launch->tensor_maps = tensor_maps(p_, config_);

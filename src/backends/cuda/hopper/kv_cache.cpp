@@ -87,8 +87,9 @@ portable::MaskTilesStep add_masks(const KvCacheProblem& p, const Problem& attent
   config.parts = forward.consumers();
   config.streamed = forward.block_n;
   config.cached = 1;
-  portable::MaskTilesStep step =
-      add_tile_lists(attention, traits, {config, function_use(attention, forward), bind_step_mask_tiles}, builder);
+  const SkippedTiles skipped{config, function_use(attention, forward), bind_step_mask_tiles,
+                             forward.pack_gqa ? portable::group_of(attention) : 1};
+  portable::MaskTilesStep step = add_tile_lists(attention, traits, skipped, builder);
   step.estimated_us += states_us;
   return step;
 }

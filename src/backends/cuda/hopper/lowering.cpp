@@ -47,7 +47,7 @@ portable::MaskTilesStep add_mask_tiles(const Problem& p, const device::HopperFor
   config.own = device::HopperForwardConfig::kRows;
   config.parts = forward.consumers();
   config.streamed = forward.block_n;
-  return add_tile_lists(p, traits, {config, function_use(p, forward), bind_mask_tiles}, builder);
+  return add_tile_lists(p, traits, {config, function_use(p, forward), bind_mask_tiles, 1}, builder);
 }
 
 std::string functions_refusal(const Problem& p) {

@@ -9,6 +9,7 @@
 #include "backends/cuda/hopper/forward_tiles.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
 #include "backends/cuda/hopper/tensor_maps.hpp"
+#include "backends/cuda/hopper/tile_lists.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
@@ -167,10 +168,11 @@ bool has_normal_bound(const Problem& p) {
 /// Attention packs heads of few queries, beside which two launches more would tell. In a window of pages the tiles that
 /// are seen are few, and rows that are of no page lie in the first one.
 portable::FunctionUse function_use(const Problem& p, const HopperForwardConfig& c) {
-  using enum portable::KnownTiles;
+  constexpr portable::KnownTiles kNone = portable::KnownTiles::none;
   const bool few = c.pack_gqa && !c.cached, paged_window = c.windowed && c.page_size != 0;
-  const bool knows = portable::knows_tiles(p) && !few && !paged_window;
-  return {c.cached ? portable::QueryIndex::position : portable::QueryIndex::query, knows ? of_all_heads : none};
+  const portable::KnownTiles tiles = few || paged_window ? kNone : known_tiles(p);
+  return {c.cached ? portable::QueryIndex::position : portable::QueryIndex::query,
+          portable::knows_tiles(p, tiles) ? tiles : kNone};
 }
 
 bool skips_tiles(const Problem& p, const HopperForwardConfig& c) {

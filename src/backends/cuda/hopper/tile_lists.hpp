@@ -15,8 +15,12 @@ namespace tilewise::backends::hopper {
 struct SkippedTiles {
   device::HopperMaskTilesConfig config;
   portable::FunctionUse use;
-  gpu::Bind bind;  // of a block of mask_tiles with tables
+  gpu::Bind bind;                     // of a block of mask_tiles with tables
+  std::int64_t heads_of_kernel_head;  // query heads that the kernel works on as one
 };
+
+/// The tiles that Hopper's kernels can know of a problem's.
+[[nodiscard]] portable::KnownTiles known_tiles(const Problem& problem);
 
 /// mask_tiles with that config, and tile_lists behind it; nothing where no tile is known.
 [[nodiscard]] portable::MaskTilesStep add_tile_lists(const Problem& problem, const portable::DeviceTraits& traits,

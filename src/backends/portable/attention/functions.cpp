@@ -113,13 +113,14 @@ void for_each_function(const Problem& p, const Visit& visit) {
 
 bool has_functions(const Problem& p) { return !p.score_mod.empty() || !p.mask_mod.empty(); }
 
-bool knows_tiles(const Problem& p) {
-  if (p.top_k > 0) return false;
+bool knows_tiles(const Problem& p, KnownTiles tiles) {
+  if (p.top_k > 0 || p.leftpad_k || tiles == KnownTiles::none) return false;
   const auto mask_mod = score_function(p, ScoreFunction::mask_mod);
-  return mask_mod && !mask_mod->speaks_of("h") && !p.leftpad_k;
+  return mask_mod && (tiles == KnownTiles::of_each_head || !mask_mod->speaks_of("h"));
 }
 
 bool has_tiles_of_entries(const Problem& p) { return score_function(p, ScoreFunction::mask_mod)->speaks_of("b"); }
+bool has_tiles_of_heads(const Problem& p) { return score_function(p, ScoreFunction::mask_mod)->speaks_of("h"); }
 
 std::string functions_refusal(const Problem& p) {
   for (std::size_t i = 0; i < p.tables.size(); ++i) {
@@ -149,10 +150,11 @@ namespace {
 std::string definitions(const Problem& p, const FunctionUse& use, const expression::LookUpDerivative* look_up) {
   const QueryIndex query_index = use.query_index;
   const std::vector<DeviceTable> tables = device_tables(p);
-  constexpr std::string_view kSkips = "  static constexpr bool kSkips = true;\n";
+  constexpr std::string_view kSkips = "  static constexpr bool kSkips = true;\n",
+                             kOfHeads = "  static constexpr bool kSkipsByHead = true;\n";
   std::string comments, members;
   if (query_index == QueryIndex::position) members += "  static constexpr bool kAtPositions = true;\n";
-  const bool skips = look_up == nullptr && use.tiles == KnownTiles::of_all_heads && knows_tiles(p);
+  const bool skips = look_up == nullptr && knows_tiles(p, use.tiles);
   for_each_function(p, [&](const Method& method, const Expression& function) {
     const Expression& used = method.name == "slope" && look_up != nullptr ? look_up->slope : function;
     if (method.name == "score") members += "  static constexpr bool kModifies = true;\n";
@@ -160,7 +162,9 @@ std::string definitions(const Problem& p, const FunctionUse& use, const expressi
       members += concat("  static constexpr bool kSloped = ", is_one(used) ? "false" : "true", ";\n");
     }
     if (method.name == "sees") members += "  static constexpr bool kHides = true;\n";
-    if (method.name == "sees" && skips) members += concat(kSkips, bounds_text(p, function, query_index, tables));
+    if (method.name == "sees" && skips) {
+      members += concat(kSkips, has_tiles_of_heads(p) ? kOfHeads : "", bounds_text(p, function, query_index, tables));
+    }
     if (method.name != "slope") comments += concat("// ", function_name(method.of), ": ", to_string(function), "\n");
     members += text_of(p, method, used, query_index, tables);
   });

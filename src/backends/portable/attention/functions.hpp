@@ -14,8 +14,9 @@ namespace tilewise::backends::portable {
 /// What q_idx is: the query, or the key that it stands at, which may be before the first.
 enum class QueryIndex : std::uint8_t { query, position };
 
-/// The tiles that kernels go by: none, or what mask_tiles finds where that is the same for all heads (knows_tiles()).
-enum class KnownTiles : std::uint8_t { none, of_all_heads };
+/// The tiles that kernels go by: none, or what mask_tiles finds, where that is the same for all heads or whatever it
+/// is (knows_tiles()).
+enum class KnownTiles : std::uint8_t { none, of_all_heads, of_each_head };
 
 /// How functions are asked.
 struct FunctionUse {
@@ -28,11 +29,12 @@ inline constexpr std::int64_t kMostFunctionRows = std::int64_t{1} << 29;
 
 [[nodiscard]] bool has_functions(const Problem& problem);
 
-/// Whether kernels learn first what mask_mod leaves of each tile (mask_tiles), and skip what it hides: where that is
-/// the same for all heads, tiles are where keys are counted from, and no key is selected.
-[[nodiscard]] bool knows_tiles(const Problem& problem);
-/// Whether what mask_mod leaves depends on the entry of the batch; of a problem that knows tiles.
+/// Whether kernels learn first what mask_mod leaves of each tile (mask_tiles), and skip what it hides: where they go by
+/// such ones, tiles are where keys are counted from, and no key is selected.
+[[nodiscard]] bool knows_tiles(const Problem& problem, KnownTiles tiles = KnownTiles::of_all_heads);
+/// Whether what mask_mod leaves depends on the entry of the batch, or on the head; of a problem that knows tiles.
 [[nodiscard]] bool has_tiles_of_entries(const Problem& problem);
+[[nodiscard]] bool has_tiles_of_heads(const Problem& problem);
 
 /// What kernels can't take of a problem's functions, as a reason; empty where they can.
 [[nodiscard]] std::string functions_refusal(const Problem& problem);

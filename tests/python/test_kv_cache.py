@@ -33,6 +33,26 @@ def test_pages_in_any_order(page_size, dtype, implementation):
         assert cache.isnan().any(), "poison is left in places that nobody needs"
 
 
+@pytest.mark.parametrize("page_size", [32, 96])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_nothing_before_a_window_is_read(page_size, dtype):
+    """Pages of whole blocks are read as they lie, from a window's first key on: one before it may be anything."""
+    step = Step(page_size, [37, 300, 129, 98], 1, dtype)
+    for b, length in enumerate(step.lengths):
+        first = length - 20
+        step.table[b, : first // page_size] = -(2**31)
+        for place in range(first // page_size * page_size, first):
+            for cache in step.caches:
+                cache[step.page(b, place)] = torch.nan
+    out, lse = step.run(mask="causal", window=(20, -1))
+    for b, length in enumerate(step.lengths):
+        k, v = (torch.stack([cache[step.page(b, place)] for place in range(length - 20, length + 1)])
+                for cache in step.caches)  # fmt: skip
+        expected, expected_lse = attend(step.q[b], k, v, causal=True)
+        assert (out[b] - expected).abs().max() < TOLERANCE[dtype]
+        assert (lse[b] - expected_lse).abs().max() < 1e-4 if dtype == torch.float32 else 2e-2
+
+
 def test_appending_first_is_the_same_bit_for_bit():
     options = {"mask": "causal", "num_splits": 3}
     for dtype in TOLERANCE:

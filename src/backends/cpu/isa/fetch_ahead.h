@@ -12,19 +12,14 @@ namespace tilewise::backends::cpu {
 /// the block are requested side by side, for memory answers two streams sooner than one.
 class FetchAhead {
  public:
-  /// Of `end` rows of `bytes` bytes, `stride` bytes apart.
-  TILEWISE_INLINE FetchAhead(const void* rows, int64_t stride, int64_t bytes, int64_t end)
-      : rows_(static_cast<const char*>(rows)),
-        end_(end),
-        stride_(stride),
-        row_lines_((bytes + kLine - 1) / kLine),
-        adjacent_(stride == bytes) {}
+  /// Of rows of `bytes` bytes, `stride` bytes apart.
+  TILEWISE_INLINE FetchAhead(int64_t stride, int64_t bytes)
+      : stride_(stride), row_lines_((bytes + kLine - 1) / kLine), adjacent_(stride == bytes) {}
 
-  /// Starts on rows [first, first + count), as far as there are, to be through after `steps` steps.
-  TILEWISE_INLINE void start(int64_t first, int64_t count, int64_t steps) {
-    const int64_t rows = end_ - first < count ? end_ - first : count;
+  /// Starts on so many rows from `first` on, if any, to be through after `steps` steps.
+  TILEWISE_INLINE void start(const char* first, int64_t rows, int64_t steps) {
     const int64_t half_rows = rows > 0 ? (rows + 1) / 2 : 0, lines = half_rows * row_lines_;
-    row_ = line_ = rows_ + first * stride_;
+    row_ = line_ = first;
     half_ = half_rows * stride_;
     rows_left_ = adjacent_ ? 1 : half_rows;  // adjacent rows are one
     lines_left_ = adjacent_ ? lines : row_lines_;
@@ -55,8 +50,7 @@ class FetchAhead {
  private:
   static constexpr int64_t kLine = 64, kNever = INT64_MAX;
 
-  const char* rows_;
-  int64_t end_, stride_, row_lines_;
+  int64_t stride_, row_lines_;
   bool adjacent_;
   const char *row_ = nullptr, *line_ = nullptr;
   int64_t half_ = 0, rows_left_ = 0, lines_left_ = 0, wait_ = 0, period_ = 0, burst_ = 0;

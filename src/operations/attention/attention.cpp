@@ -48,4 +48,7 @@ void attention_backward(const BackwardArguments& arguments, const SelectOptions&
   core::run_call<Attention>(call_of(arguments), select, stream, nullptr);
 }
 
+template void core::run_call<operations::Attention>(const operations::Attention::Call&, const SelectOptions&, void*,
+                                                    WorkspaceSource*);
+
 }  // namespace tilewise

@@ -46,6 +46,17 @@ struct Attention : schema::Derived<attention::kSchema> {
   }
 };
 
+}  // namespace tilewise::operations
+
+namespace tilewise::core {
+
+// Compiled in attention.cpp alone: it has most of what follows from a schema within, two seconds of a compiler.
+extern template void run_call<operations::Attention>(const operations::Attention::Call&, const SelectOptions&, void*,
+                                                     WorkspaceSource*);
+
+}  // namespace tilewise::core
+
+namespace tilewise::operations {
 namespace attention {
 
 using Kernel = core::KernelOf<device::AttentionParams>;

@@ -8,7 +8,6 @@
 
 #include "core/problem_text.hpp"
 #include "operations/derived/call.hpp"
-#include "operations/derived/describe.hpp"
 #include "operations/derived/fields.hpp"
 
 namespace tilewise::operations::schema {

@@ -48,4 +48,7 @@ void append_kv(const AppendKvArguments& arguments, const SelectOptions& select, 
   core::run_call<KvCache>(KvCache::Call(arguments), select, stream, nullptr);
 }
 
+template void core::run_call<operations::KvCache>(const operations::KvCache::Call&, const SelectOptions&, void*,
+                                                  WorkspaceSource*);
+
 }  // namespace tilewise

@@ -38,3 +38,11 @@ using Implementation = core::ImplementationOf<KvCache>;
 
 }  // namespace kv_cache
 }  // namespace tilewise::operations
+
+namespace tilewise::core {
+
+// Compiled in kv_cache.cpp alone: it has most of what follows from a schema within, two seconds of a compiler.
+extern template void run_call<operations::KvCache>(const operations::KvCache::Call&, const SelectOptions&, void*,
+                                                   WorkspaceSource*);
+
+}  // namespace tilewise::core

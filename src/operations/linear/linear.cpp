@@ -54,4 +54,7 @@ void linear_backward(const LinearBackwardArguments& arguments, const SelectOptio
   core::run_call<Linear>(Linear::Call(arguments), select, stream, nullptr);
 }
 
+template void core::run_call<operations::Linear>(const operations::Linear::Call&, const SelectOptions&, void*,
+                                                 WorkspaceSource*);
+
 }  // namespace tilewise

@@ -57,4 +57,7 @@ void merge(std::span<const TensorView> outs, std::span<const TensorView> lses, c
   core::run_call<Merge>(call, {}, nullptr, nullptr);
 }
 
+template void core::run_call<operations::Merge>(const operations::Merge::Call&, const SelectOptions&, void*,
+                                                WorkspaceSource*);
+
 }  // namespace tilewise

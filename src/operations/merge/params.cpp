@@ -1,10 +1,14 @@
-// A described call to the parameters of its implementations.
+// A call to its problem, and to the parameters of its implementations.
 #include "operations/merge/params.hpp"
+
+#include "operations/derived/describe.hpp"
 #include "operations/layout.hpp"
 #include "operations/merge/rules.hpp"
 #include "operations/merge/schema.hpp"
 
 namespace tilewise::operations::merge {
+
+MergeProblem describe(const Call& call) { return canonical(schema::Describer(call).describe()); }
 
 MergeParams make_params(const Call& call, const MergeProblem& p) {
   const Axes axes = axes_of(p.layout);

@@ -58,6 +58,8 @@ struct MergeParams {
   return view;
 }
 
+/// In its normal form. Throws Error naming the first bad argument.
+[[nodiscard]] TILEWISE_INTERNAL MergeProblem describe(const Call& call);
 /// The parameters of a call that describes to `problem`.
 [[nodiscard]] TILEWISE_INTERNAL MergeParams make_params(const Call& call, const MergeProblem& problem);
 

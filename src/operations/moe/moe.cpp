@@ -46,4 +46,7 @@ void moe_backward(const MoeBackwardArguments& arguments, const SelectOptions& se
   core::run_call<Moe>(Moe::Call(arguments), select, stream, nullptr);
 }
 
+template void core::run_call<operations::Moe>(const operations::Moe::Call&, const SelectOptions&, void*,
+                                              WorkspaceSource*);
+
 }  // namespace tilewise

@@ -45,4 +45,7 @@ void dequantize(const DequantizeArguments& arguments, const SelectOptions& selec
   core::run_call<Quantize>(Quantize::Call(arguments), select, stream, nullptr);
 }
 
+template void core::run_call<operations::Quantize>(const operations::Quantize::Call&, const SelectOptions&, void*,
+                                                   WorkspaceSource*);
+
 }  // namespace tilewise

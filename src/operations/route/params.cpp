@@ -1,7 +1,9 @@
-// A described call to the parameters of its implementations.
+// A call to its problem, and to the parameters of its implementations.
 #include "operations/route/params.hpp"
 
 #include "core/tensor_checks.hpp"
+#include "operations/derived/describe.hpp"
+#include "operations/route/rules.hpp"
 #include "operations/route/schema.hpp"
 
 namespace tilewise::operations::route {
@@ -18,6 +20,12 @@ Vector vector(const TensorView& view) {
 }
 
 }  // namespace
+
+RouteProblem describe(const Call& call) {
+  const RouteProblem problem = schema::Describer(call).describe();
+  route::validate(problem);
+  return canonical(problem);
+}
 
 RouteParams make_params(const Call& call, const RouteProblem& p) {
   RouteParams params{};

@@ -28,6 +28,8 @@ struct RouteParams {
   Matrix dtopk_weights, dlogits;
 };
 
+/// In its normal form. Throws Error naming the first bad argument.
+[[nodiscard]] TILEWISE_INTERNAL RouteProblem describe(const Call& call);
 /// The parameters of a call that describes to `problem`.
 [[nodiscard]] TILEWISE_INTERNAL RouteParams make_params(const Call& call, const RouteProblem& problem);
 

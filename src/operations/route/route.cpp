@@ -46,4 +46,7 @@ void route_backward(const RouteBackwardArguments& arguments, const SelectOptions
   core::run_call<Route>(Route::Call(arguments), select, stream, nullptr);
 }
 
+template void core::run_call<operations::Route>(const operations::Route::Call&, const SelectOptions&, void*,
+                                                WorkspaceSource*);
+
 }  // namespace tilewise

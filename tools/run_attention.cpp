@@ -22,9 +22,6 @@
 namespace tilewise::tools {
 namespace {
 
-/// Instead of a file's name: standard input for one input, standard output for one result.
-constexpr const char* kStandardStream = "-";
-
 using Files = AttentionFiles;
 /// Inputs as they were read, and outputs once they are made.
 using Arrays = std::array<Array, Files::kCount>;

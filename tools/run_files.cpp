@@ -11,8 +11,6 @@
 namespace tilewise::tools {
 namespace {
 
-constexpr std::string_view kStandardStream = "-";
-
 void check_named(std::string_view option, const std::string& file, std::string_view with) {
   if (file == kStandardStream) core::invalid_argument(option, ": must name a file with ", with, " (got '-')");
 }

@@ -14,6 +14,9 @@
 
 namespace tilewise::tools {
 
+/// Instead of a file's name: standard input for one input, standard output for one result.
+inline constexpr std::string_view kStandardStream = "-";
+
 /// "--softmax-lse"
 [[nodiscard]] inline std::string flag_of(std::string_view name) {
   std::string flag = core::concat("--", name);

@@ -20,7 +20,7 @@ namespace {
 using CacheOptions = OptionsOf<KvCacheOptions>;
 using BySchema = OptionsBySchema<operations::kv_cache::kSchema, KvCacheArguments>;
 
-constexpr auto kKeywords =
+constexpr auto kKvCacheKeywords =
     std::tuple_cat(BySchema::of_kind<BySchema::Kind::tensor>(), BySchema::of_kind<BySchema::Kind::value>(),
                    BySchema::of_kind<BySchema::Kind::number>(), BySchema::of_kind<BySchema::Kind::function>());
 
@@ -52,8 +52,8 @@ void append(const Array& k_cache, const Array* v_cache, const Array& k, const Ar
 
 void bind_kv_cache(nb::module_& module) {
   const auto optional = [](const char* name) { return nb::arg(name).none(); };
-  OptionsBinding<kKeywords, KvCacheOptions>::define(module, "KvCacheOptions",
-                                                    "Everything about a step that is not q, a cache, k, v or out.");
+  OptionsBinding<kKvCacheKeywords, KvCacheOptions>::define(
+      module, "KvCacheOptions", "Everything about a step that is not q, a cache, k, v or out.");
   module.def("kv_cache_attention", &attend, nb::arg("q"), nb::arg("k_cache"), optional("v_cache"), optional("k"),
              optional("v"), nb::arg("out"), optional("softmax_lse"), nb::arg("options"), nb::arg("implementation") = "",
              nb::arg("torch_threads") = 0, nb::arg("fresh_out") = true, nb::arg("stream") = 0,

@@ -12,15 +12,15 @@
 namespace tilewise::python {
 namespace {
 
-constexpr auto kKeywords = std::tuple_cat(kAttentionOptions, kScoreFunctions);
+constexpr auto kAttentionKeywords = std::tuple_cat(kAttentionOptions, kScoreFunctions);
 
 }  // namespace
 
 void bind_options(nb::module_& module) {
   module.def("layout_names",
              [] { return std::vector<std::string>(core::kNamesOf<Layout>.begin(), core::kNamesOf<Layout>.end()); });
-  OptionsBinding<kKeywords, AttentionOptions>::define(module, "AttentionOptions",
-                                                      "Everything about a call that is not q, k, v or an output.");
+  OptionsBinding<kAttentionKeywords, AttentionOptions>::define(
+      module, "AttentionOptions", "Everything about a call that is not q, k, v or an output.");
 }
 
 }  // namespace tilewise::python

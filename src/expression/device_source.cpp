@@ -55,9 +55,9 @@ std::string integer_text(std::int64_t value, bool narrow) {
   return narrow ? concat("(", number, ")") : concat("(-", number, ")");
 }
 
-class Printer {
+class DeviceWriter {
  public:
-  Printer(const Expression& expression, std::span<const Interval> inputs, std::span<const DeviceTable> tables)
+  DeviceWriter(const Expression& expression, std::span<const Interval> inputs, std::span<const DeviceTable> tables)
       : expression_(expression), nodes_(expression.nodes()), tables_(tables), names_(nodes_.size()) {
     bounds_ = bounds_of_nodes(expression, inputs, [tables](std::uint32_t table, std::span<const Interval>) {
       return tables[table].empty ? Interval{} : any_element_of(tables[table].dtype);
@@ -280,7 +280,7 @@ std::string_view table_element_name(DType dtype) {
 
 std::string device_source(const Expression& expression, std::span<const Interval> inputs,
                           std::span<const DeviceTable> tables) {
-  return Printer(expression, inputs, tables).text();
+  return DeviceWriter(expression, inputs, tables).text();
 }
 
 }  // namespace tilewise::expression

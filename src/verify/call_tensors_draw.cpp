@@ -14,11 +14,10 @@
 #include "verify/call_tensors.hpp"
 #include "verify/draw_functions.hpp"
 #include "verify/draw_indices.hpp"
+#include "verify/rounding.hpp"
 
 namespace tilewise::verify {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// The forward pass of a backward problem.
 Problem forward_of(Problem p) {

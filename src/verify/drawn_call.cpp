@@ -69,7 +69,6 @@ ErrorBounds* find_bounds(std::vector<ErrorBounds>& bounds, std::string_view outp
 }
 
 double special_value(Random& rng) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   return rng.pick({std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::quiet_NaN(),
                    std::bit_cast<double>(std::uint64_t{0x7FFFFFFFFFFFFFFFu}), kInfinity, -kInfinity, kInfinity});
 }

@@ -17,7 +17,6 @@ namespace {
 
 using backends::reference::Head;
 using backends::reference::HeadContext;
-using backends::reference::kInfinity;
 using backends::reference::load_lse;
 using backends::reference::Numbers;
 using backends::reference::Rows;

@@ -12,6 +12,7 @@
 #include "operations/elements.hpp"
 #include "verify/error_bounds.hpp"
 #include "verify/kv_cache_call.hpp"
+#include "verify/rounding.hpp"
 #include "verify/weight_errors.hpp"
 
 namespace tilewise::verify {
@@ -19,8 +20,6 @@ namespace {
 
 using operations::load_element;
 using namespace operations::kv_cache;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 class Pass {
  public:

@@ -41,7 +41,7 @@ void copy_elements(const TensorView& from, const TensorView& to) {
 
 DrawnKvCache::DrawnKvCache(const KvCacheProblem& problem, std::uint64_t seed, Values values)
     : problem_(problem), values_(values), rng_(seed), aligned_(draws_aligned_rows(seed)) {
-  validate(problem);
+  tilewise::validate(problem);
   options_ = operations::kv_cache::stated_options(problem);
   draw_lengths();
   draw_rows();

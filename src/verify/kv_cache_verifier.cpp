@@ -168,7 +168,7 @@ class KvCacheVerifier final : public Verifier {
     if (!resized.cache_batch_idx) resized.batch_size_cache = resized.batch_size;
     resized = fitted(resized, limits);
     try {
-      validate(resized);
+      tilewise::validate(resized);
     } catch (const Error&) {
       return problem;  // these lengths don't go together
     }

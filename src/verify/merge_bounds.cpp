@@ -9,14 +9,13 @@
 #include "operations/elements.hpp"
 #include "verify/error_bounds.hpp"
 #include "verify/merge_call.hpp"
+#include "verify/rounding.hpp"
 
 namespace tilewise::verify {
 namespace {
 
 using operations::load_element;
 using operations::merge::MergeParams, operations::merge::Part;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 std::int64_t row_offset(const device::Tensor4& t, std::int64_t b, std::int64_t s, std::int64_t h) {
   return b * t.batch_stride + s * t.seq_stride + h * t.head_stride;

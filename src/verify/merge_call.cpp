@@ -6,12 +6,11 @@
 
 #include "operations/layout.hpp"
 #include "operations/merge/params.hpp"
+#include "verify/rounding.hpp"
 
 namespace tilewise::verify {
 
 using operations::merge::part_of;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 MergeCall::MergeCall(const MergeProblem& problem, std::uint64_t seed, Values values)
     : SchemaCall(problem, seed), special_rng_(seed + 0x5EC1A150u) {

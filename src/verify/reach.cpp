@@ -6,13 +6,13 @@
 
 #include "backends/reference/reference_math.hpp"
 #include "operations/attention/call.hpp"
+#include "verify/rounding.hpp"
 
 namespace tilewise::verify {
 namespace {
 
 using backends::reference::Head;
 using backends::reference::HeadContext;
-using backends::reference::kInfinity;
 using backends::reference::load_lse;
 using backends::reference::Numbers;
 using backends::reference::Rows;

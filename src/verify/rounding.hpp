@@ -1,9 +1,13 @@
 // What one rounding to a dtype may lose, and how far its numbers reach.
 #pragma once
 
+#include <limits>
+
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::verify {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Largest relative error of one rounding to dtype, and the absolute one among subnormals. Of f32 and f64 the latter is
 /// what kernels may lose by flushing them.

@@ -15,7 +15,7 @@
 namespace tilewise::verify {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr std::int64_t kAttempts = 40;
 
 std::int64_t offset_at(const TensorView& view, std::int64_t row, std::int64_t column) {

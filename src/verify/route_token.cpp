@@ -17,7 +17,7 @@ namespace {
 using Numbers = RouteToken::Numbers;
 using Ids = RouteToken::Ids;
 
-constexpr double kFp32 = 0x1p-24, kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kFp32 = 0x1p-24;
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 

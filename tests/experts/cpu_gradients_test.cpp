@@ -15,8 +15,6 @@ namespace {
 
 using namespace experts_test;
 
-constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16, DType::f64};
-
 Matrix rows_of(const ExpertVectors& v) { return {v.data, v.dtype, v.num_experts, v.size, v.expert_stride, v.stride}; }
 
 /// Of sums whose terms are rounded to `dtype` once or twice.

@@ -19,6 +19,8 @@ using device::ActivationClamp, device::ActivationKind, device::GateLayout;
 using operations::linear::LinearParams;
 using operations::moe::MoeParams;
 
+inline constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16, DType::f64};
+
 inline std::vector<Isa> isas() {
   std::vector<Isa> found;
   for (const auto& status : backends::cpu::machine_isas()) {

@@ -17,8 +17,6 @@ namespace {
 
 using namespace experts_test;
 
-constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16, DType::f64};
-
 TEST(CpuLinear, EqualsTheReference) {
   for (std::uint64_t seed = 0; seed < 160; ++seed) {
     Tensors tensors(seed);

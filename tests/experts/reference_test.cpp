@@ -12,11 +12,9 @@ namespace tilewise {
 namespace {
 
 using device::ActivationClamp, device::ActivationKind, device::GateLayout;
-using experts_test::at, experts_test::matrix_of, experts_test::set, experts_test::Tensors;
+using experts_test::at, experts_test::matrix_of, experts_test::set, experts_test::sigmoid, experts_test::Tensors;
 using operations::linear::LinearParams;
 using operations::moe::MoeParams;
-
-double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 /// Two experts' identities times 1 and 10.
 LinearParams scaled_rows(Tensors& tensors, std::int64_t rows, const std::vector<std::int64_t>& groups, bool counted) {

@@ -10,13 +10,11 @@
 namespace tilewise {
 namespace {
 
-using experts_test::at, experts_test::id_at, experts_test::set, experts_test::Tensors;
+using experts_test::at, experts_test::id_at, experts_test::set, experts_test::sigmoid, experts_test::Tensors;
 using operations::route::RouteParams;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 /// One token's routing.
 class Route {

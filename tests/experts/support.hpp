@@ -1,6 +1,7 @@
 // Matrices with memory of their own, drawn at random.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <deque>
 #include <functional>
@@ -13,6 +14,8 @@
 namespace tilewise::experts_test {
 
 using operations::ExpertMatrices, operations::ExpertVectors, operations::Matrix, operations::Vector;
+
+inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 /// How a matrix lies in memory: by rows with `padding` elements behind each, or by columns.
 struct Layout {

@@ -22,11 +22,6 @@ gpu::Lowering lowered_linear(const std::string& text) {
   EXPECT_EQ(outcome.refusal, "") << text;
   return std::move(outcome.lowering);
 }
-std::string kernels_of(const gpu::Lowering& lowering) {
-  std::string names;
-  for (const gpu::Launch* launch : lowering.launches()) core::append(names, concat(launch->key.body->name, " "));
-  return names;
-}
 
 TEST(HopperLinearLowering, PreparesGroupsAndScales) {
   EXPECT_EQ(kernels_of(lowered_linear(concat(kBf16, "tokens=0 n=64 k=64"))), "");

@@ -13,7 +13,7 @@ namespace {
 
 using core::concat;
 
-constexpr std::string_view kFp8 = "x_format=fp8_1x128 h_format=fp8_1x128 w_format=fp8_128x128 ";
+constexpr std::string_view kFp8Layer = "x_format=fp8_1x128 h_format=fp8_1x128 w_format=fp8_128x128 ";
 constexpr std::string_view kQwen = "hidden=2048 intermediate=768 num_experts=128 top_k=8 ";
 
 MoeProblem moe_problem(const std::string& text, std::string_view pass = "moe") {
@@ -24,11 +24,6 @@ gpu::Lowering lowered_layer(const std::string& text, std::string_view pass = "mo
   gpu::Outcome outcome = lower(moe_problem(text, pass), h200());
   EXPECT_EQ(outcome.refusal, "") << text;
   return std::move(outcome.lowering);
-}
-std::string kernels_of(const gpu::Lowering& lowering) {
-  std::string names;
-  for (const gpu::Launch* launch : lowering.launches()) core::append(names, concat(launch->key.body->name, " "));
-  return names;
 }
 
 TEST(HopperMoeLowering, TakesMoreLaunchesOfMoreTokens) {
@@ -77,7 +72,8 @@ TEST(HopperMoeLowering, WidensQuantisedWeightsOfFewTokens) {
 }
 
 TEST(HopperMoeLowering, MultipliesRowsInFp8) {
-  const std::string layer = concat("dtype=fp8_e4m3 ", kFp8, "hidden=7168 intermediate=2048 num_experts=256 top_k=8 ");
+  const std::string layer =
+      concat("dtype=fp8_e4m3 ", kFp8Layer, "hidden=7168 intermediate=2048 num_experts=256 top_k=8 ");
   EXPECT_EQ(kernels_of(lowered_layer(concat(layer, "tokens=0"))), "");
   EXPECT_EQ(kernels_of(lowered_layer(concat(layer, "tokens=1"))),
             "moe_sort moe_gather moe_scaled_product moe_scaled_product moe_combine ");
@@ -117,7 +113,7 @@ TEST(HopperMoeLowering, EstimatesWhatAnH200Takes) {
   EXPECT_NEAR(us(concat(kMixtral, "tokens=1 w_format=mxfp4")), 144, 30);
   EXPECT_NEAR(us(concat(kMixtral, "tokens=64 w_format=mxfp4")), 690, 200);
   const std::string deepseek =
-      concat("dtype=fp8_e4m3 ", kFp8, "hidden=7168 intermediate=2048 num_experts=256 top_k=8 ");
+      concat("dtype=fp8_e4m3 ", kFp8Layer, "hidden=7168 intermediate=2048 num_experts=256 top_k=8 ");
   EXPECT_NEAR(us(concat(deepseek, "tokens=4096")), 5033, 500);
   EXPECT_NEAR(us(concat(deepseek, "tokens=16384")), 14137, 1000);
 }

@@ -25,6 +25,12 @@ inline constexpr std::string_view kCausal =
     "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128 mask=causal";
 
 inline core::DeviceDescription h200() { return gpu::describe(gpu::named_architecture("sm_90a")); }
+/// Of its launches, in order, with a blank behind each.
+[[nodiscard]] inline std::string kernels_of(const gpu::Lowering& lowering) {
+  std::string names;
+  for (const gpu::Launch* launch : lowering.launches()) core::append(names, core::concat(launch->key.body->name, " "));
+  return names;
+}
 
 inline Problem problem_of(std::string_view text) {
   return parse_problem(core::concat("attention_forward device=cuda ", text));

@@ -12,9 +12,6 @@
 namespace tilewise::test {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 class NotANumber : public ImplementationTest {
  protected:
   /// Finite exactly where the reference is; a log-sum-exp of -infinity and of NaN are not the same.

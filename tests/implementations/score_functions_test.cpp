@@ -24,7 +24,6 @@ using expression::Input;
 using expression::Type;
 
 constexpr Sizes kSizes{.batch = 2, .seqlen_q = 37, .seqlen_k = 45, .heads_q = 4, .heads_k = 2, .dim = 1, .dim_v = 1};
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 class EvaluatedScores : public ImplementationTest {
  protected:

@@ -10,9 +10,6 @@
 namespace tilewise::test {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 class SpecialValues : public ImplementationTest {
  protected:
   /// For rows that compile kernels: few of them, by head dims and tiles of rows that all calls share.

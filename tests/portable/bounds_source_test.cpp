@@ -18,20 +18,15 @@
 #include "expression/parse.hpp"
 #include "jit/host_module.hpp"
 #include "jit/kernel_cache.hpp"
+#include "source_inputs.hpp"
 
 namespace tilewise::expression {
 namespace {
 
 using core::concat;
 
-const std::vector<DeviceTable> kTables{{DType::f32}, {DType::i32}, {DType::boolean}};
-constexpr std::int64_t kMostRows = std::int64_t{1} << 29;
-const std::vector<Interval> kInputs{Interval::of_reals(-HUGE_VAL, HUGE_VAL, true), Interval::of_integers(0, 1000),
-                                    Interval::of_integers(0, 1000), Interval::of_integers(0, kMostRows),
-                                    Interval::of_integers(0, kMostRows)};
-
 Expression mask_of(std::string_view text) { return parse(text, score_signature(), Type::boolean, "mask_mod"); }
-std::string source_of(std::string_view text, const std::vector<DeviceTable>& tables = kTables) {
+std::string bounds_of(std::string_view text, const std::vector<DeviceTable>& tables = kTables) {
   return bounds_source(mask_of(text), kInputs, tables);
 }
 
@@ -116,7 +111,7 @@ class CompiledBounds {
 };
 
 TEST(BoundsSource, HasAStatementForEachTermThatTheResultNeeds) {
-  EXPECT_EQ(source_of("(table1[q_idx] == table1[kv_idx]) & (table0[b, h] < 1.0)"),
+  EXPECT_EQ(bounds_of("(table1[q_idx] == table1[kv_idx]) & (table0[b, h] < 1.0)"),
             "    const Bounds t0 = q_idx;\n"
             "    const Bounds t1 = look_up_bounds<Machine, kTableI32>(tables[1], Bounds{-int64_t{2147483648}, "
             "int64_t{2147483647}}, t0);\n"
@@ -131,10 +126,10 @@ TEST(BoundsSource, HasAStatementForEachTermThatTheResultNeeds) {
 
 /// Floats alone, what may wrap around, and tables without elements.
 TEST(BoundsSource, IsEmptyWhereNothingIsKnown) {
-  EXPECT_EQ(source_of("table0[q_idx, kv_idx] < 0.5"), "");
-  EXPECT_EQ(source_of("q_idx * 0.5 < kv_idx * 1.0"), "");
-  EXPECT_EQ(source_of("table1[q_idx] < 1", {{DType::f32}, {DType::i32, true}, {DType::boolean}}), "");
-  EXPECT_EQ(source_of("q_idx * q_idx * q_idx * q_idx < 7").find("multiplied_bounds(t2"), std::string::npos);
+  EXPECT_EQ(bounds_of("table0[q_idx, kv_idx] < 0.5"), "");
+  EXPECT_EQ(bounds_of("q_idx * 0.5 < kv_idx * 1.0"), "");
+  EXPECT_EQ(bounds_of("table1[q_idx] < 1", {{DType::f32}, {DType::i32, true}, {DType::boolean}}), "");
+  EXPECT_EQ(bounds_of("q_idx * q_idx * q_idx * q_idx < 7").find("multiplied_bounds(t2"), std::string::npos);
 }
 
 TEST(BoundsSource, HoldsEveryResult) {

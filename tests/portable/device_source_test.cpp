@@ -17,17 +17,12 @@
 #include "expression/parse.hpp"
 #include "jit/host_module.hpp"
 #include "jit/kernel_cache.hpp"
+#include "source_inputs.hpp"
 
 namespace tilewise::expression {
 namespace {
 
 using core::concat;
-
-const std::vector<DeviceTable> kTables{{DType::f32}, {DType::i32}, {DType::boolean}};
-constexpr std::int64_t kMostRows = std::int64_t{1} << 29;
-const std::vector<Interval> kInputs{Interval::of_reals(-HUGE_VAL, HUGE_VAL, true), Interval::of_integers(0, 1000),
-                                    Interval::of_integers(0, 1000), Interval::of_integers(0, kMostRows),
-                                    Interval::of_integers(0, kMostRows)};
 
 std::string source_of(std::string_view text, const std::vector<DeviceTable>& tables = kTables) {
   return device_source(parse(text, score_signature(), Type::real, "score_mod"), kInputs, tables);

@@ -20,12 +20,6 @@ gpu::Lowering cache_lowered(std::string_view architecture, std::string_view text
   return std::move(outcome.lowering);
 }
 
-std::string names_of(const gpu::Lowering& lowering) {
-  std::string text;
-  for (const gpu::Launch* launch : lowering.launches()) text += core::concat(launch->key.body->name, " ");
-  return text;
-}
-
 constexpr std::string_view kDecode =
     "kv_cache_attention dtype=bf16 seqlen_q=1 num_heads_q=32 num_heads_k=8 head_dim=128 page_size=16 num_pages=4096 "
     "max_pages_per_seq=512 cache_seqlens=1";

@@ -32,12 +32,6 @@ gpu::Lowering linear_lowered(std::string_view architecture, std::string_view tex
   return std::move(outcome.lowering);
 }
 
-std::string names_of(const gpu::Lowering& lowering) {
-  std::string text;
-  for (const gpu::Launch* launch : lowering.launches()) text += core::concat(launch->key.body->name, " ");
-  return text;
-}
-
 TEST(LinearParameters, CoverEachBlock) {
   for_each_linear_kernel([]<typename Kernel> {
     std::size_t end = 0;

@@ -36,7 +36,7 @@ gpu::Lowering expert_lowered(std::string_view architecture, std::string_view tex
   return std::move(outcome.lowering);
 }
 
-std::vector<std::string_view> names_of(const gpu::Lowering& lowering) {
+std::vector<std::string_view> listed_names_of(const gpu::Lowering& lowering) {
   std::vector<std::string_view> names;
   for (const gpu::Launch* launch : lowering.launches()) names.push_back(launch->key.body->name);
   return names;
@@ -67,19 +67,19 @@ TEST(ExpertParameters, TheTablesKnowEveryPointer) {
 TEST(ExpertLowering, LaunchesWhatIsAskedFor) {
   const std::string sizes = "dtype=bf16 tokens=64 hidden=256 intermediate=128 num_experts=8 top_k=2";
   using Names = std::vector<std::string_view>;
-  EXPECT_EQ(names_of(expert_lowered("gfx942", "moe " + sizes)),
+  EXPECT_EQ(listed_names_of(expert_lowered("gfx942", "moe " + sizes)),
             (Names{"expert_sort", "expert_up", "expert_rows", "expert_combine"}));
-  EXPECT_EQ(names_of(expert_lowered("sm_80", "moe norm=f32 " + sizes)),
+  EXPECT_EQ(listed_names_of(expert_lowered("sm_80", "moe norm=f32 " + sizes)),
             (Names{"expert_sort", "expert_up", "expert_rows", "expert_norm", "expert_combine"}));
-  EXPECT_EQ(names_of(expert_lowered("sm_80", "moe w_format=fp8_row h_format=fp8_row " + sizes)),
+  EXPECT_EQ(listed_names_of(expert_lowered("sm_80", "moe w_format=fp8_row h_format=fp8_row " + sizes)),
             (Names{"expert_sort", "expert_up", "expert_quantize", "expert_rows", "expert_combine"}));
   // The weights' gradient alone wants no gradient of rows of x.
-  EXPECT_EQ(names_of(expert_lowered("sm_80", "moe_backward dx=0 dtopk_weights=0 ddown=0 " + sizes)),
+  EXPECT_EQ(listed_names_of(expert_lowered("sm_80", "moe_backward dx=0 dtopk_weights=0 ddown=0 " + sizes)),
             (Names{"expert_sort", "expert_rows", "expert_up", "expert_dw"}));
-  EXPECT_EQ(names_of(expert_lowered("sm_80",
-                                    "moe_backward dx=0 dtopk_weights=0 ddown=0 dgate_up=0 down_bias=f32 "
-                                    "ddown_bias=1 " +
-                                        sizes)),
+  EXPECT_EQ(listed_names_of(expert_lowered("sm_80",
+                                           "moe_backward dx=0 dtopk_weights=0 ddown=0 dgate_up=0 down_bias=f32 "
+                                           "ddown_bias=1 " +
+                                               sizes)),
             (Names{"expert_sort", "expert_dbias"}));
   EXPECT_TRUE(
       expert_lowered("sm_80", "moe dtype=bf16 tokens=0 hidden=8 intermediate=8 num_experts=8 top_k=2").steps.empty());

@@ -28,12 +28,6 @@ gpu::Lowering quantize_lowered(std::string_view architecture, std::string_view t
   return std::move(outcome.lowering);
 }
 
-std::string names_of(const gpu::Lowering& lowering) {
-  std::string text;
-  for (const gpu::Launch* launch : lowering.launches()) text += core::concat(launch->key.body->name, " ");
-  return text;
-}
-
 TEST(QuantizeParameters, CoverEachBlock) {
   for_each_quantize_kernel([]<typename Kernel> {
     std::size_t end = 0;

@@ -15,7 +15,8 @@ namespace {
 
 using core::concat;
 
-constexpr std::string_view kForward = "attention_forward dtype=bf16 seqlen_q=40 seqlen_k=9000 head_dim=128 top_k=512 ";
+constexpr std::string_view kSelectedForward =
+    "attention_forward dtype=bf16 seqlen_q=40 seqlen_k=9000 head_dim=128 top_k=512 ";
 constexpr std::string_view kStep =
     "kv_cache_attention dtype=bf16 batch_size=40 seqlen_q=2 num_heads_q=32 num_heads_k=8 head_dim=128 page_size=16 "
     "num_pages=4096 max_pages_per_seq=512 cache_seqlens=1 append=1 top_k=512";
@@ -31,9 +32,11 @@ std::string refusal_of(std::string_view architecture, std::string_view text) {
 
 TEST(SelectedLowering, ABlockHasHeadsOfOneQuery) {
   for (const std::string_view architecture : kMachines) {
-    const gpu::Lowering few = lowered(architecture, concat(kForward, "batch_size=9 num_heads_q=8 num_heads_k=4"));
+    const gpu::Lowering few =
+        lowered(architecture, concat(kSelectedForward, "batch_size=9 num_heads_q=8 num_heads_k=4"));
     EXPECT_EQ(few.launches()[0]->grid.count(), 40U * 4 * 9) << architecture;
-    const gpu::Lowering many = lowered(architecture, concat(kForward, "batch_size=9 num_heads_q=512 num_heads_k=1"));
+    const gpu::Lowering many =
+        lowered(architecture, concat(kSelectedForward, "batch_size=9 num_heads_q=512 num_heads_k=1"));
     EXPECT_GE(many.launches()[0]->grid.count(), 40U * 2 * 9) << architecture;
     EXPECT_NE(many.schedule.find("keys selected"), std::string::npos) << many.schedule;
   }
@@ -42,7 +45,7 @@ TEST(SelectedLowering, ABlockHasHeadsOfOneQuery) {
 /// What the mask and a window leave is part of the selection.
 TEST(SelectedLowering, MasksShareKernels) {
   for (const std::string_view architecture : kMachines) {
-    const std::string heads = concat(kForward, "batch_size=9 num_heads_q=8 num_heads_k=4");
+    const std::string heads = concat(kSelectedForward, "batch_size=9 num_heads_q=8 num_heads_k=4");
     const gpu::Lowering plain = lowered(architecture, heads);
     for (const char* options : {" mask=causal", " window_left=90", " key_indices_per_head=1", " seqlen_q=900"}) {
       const std::string text = std::string(options).starts_with(" seqlen_q")
@@ -65,13 +68,13 @@ TEST(SelectedLowering, NewKeysComeFirst) {
   }
 }
 
-constexpr std::string_view kBackward =
+constexpr std::string_view kSelectedBackward =
     "attention_backward dtype=bf16 batch_size=9 seqlen_q=40 seqlen_k=9000 num_heads_k=4 head_dim=128 top_k=512 ";
 
 /// A run of a query's indices for each block of dk and dv, whose sums have a row for each key: cleared before.
 TEST(SelectedLowering, QueriesAddToTheirKeys) {
   for (const std::string_view architecture : kMachines) {
-    const gpu::Lowering lowering = lowered(architecture, concat(kBackward, "num_heads_q=256"));
+    const gpu::Lowering lowering = lowered(architecture, concat(kSelectedBackward, "num_heads_q=256"));
     const gpu::Launch* const dkdv = find_launch<BwdDkdv>(lowering);
     const gpu::Launch* const dq = find_launch<BwdDq>(lowering);
     ASSERT_TRUE(dkdv != nullptr && dq != nullptr && find_launch<BwdConvertSelected>(lowering) != nullptr);
@@ -97,13 +100,13 @@ TEST(SelectedLowering, QueriesAddToTheirKeys) {
 /// Few heads of a key have smaller tiles than many; the mask changes no kernel.
 TEST(SelectedLowering, GradientsShareKernels) {
   for (const std::string_view architecture : kMachines) {
-    const gpu::Lowering plain = lowered(architecture, concat(kBackward, "num_heads_q=256"));
+    const gpu::Lowering plain = lowered(architecture, concat(kSelectedBackward, "num_heads_q=256"));
     for (const char* options : {" mask=causal", " window_left=90", " key_indices_per_head=1", " dlse=1"}) {
-      const gpu::Lowering other = lowered(architecture, concat(kBackward, "num_heads_q=256", options));
+      const gpu::Lowering other = lowered(architecture, concat(kSelectedBackward, "num_heads_q=256", options));
       EXPECT_EQ(find_launch<BwdDkdv>(other)->key, find_launch<BwdDkdv>(plain)->key) << architecture << options;
       EXPECT_EQ(find_launch<BwdDq>(other)->key, find_launch<BwdDq>(plain)->key) << architecture << options;
     }
-    const gpu::Lowering few = lowered(architecture, concat(kBackward, "num_heads_q=4"));
+    const gpu::Lowering few = lowered(architecture, concat(kSelectedBackward, "num_heads_q=4"));
     EXPECT_LT(find_launch<BwdDq>(few)->key.threads(), find_launch<BwdDq>(plain)->key.threads()) << architecture;
   }
 }

@@ -112,10 +112,10 @@ TEST(Source, CallsLongFunctions) {
   EXPECT_NE(key_with("score_mod=" + longest).definitions.find("noinline"), std::string::npos);
 }
 
-constexpr Family kFamilies[] = {Family::sm80, Family::cdna, Family::rdna, Family::rdna4, Family::gfx1250};
+constexpr Family kEveryFamily[] = {Family::sm80, Family::cdna, Family::rdna, Family::rdna4, Family::gfx1250};
 
 TEST(Source, OfKernelsWithoutSharedMemory) {
-  for (const Family family : kFamilies) {
+  for (const Family family : kEveryFamily) {
     const jit::KernelSource source = gpu::make_source(gpu::key_of<BwdPreprocess>(family, {}), false);
     EXPECT_EQ(source.symbol, "tilewise_bwd_preprocess");
     EXPECT_EQ(source.stub.find("__shared__"), std::string::npos) << source.stub;
@@ -141,7 +141,7 @@ TEST(Source, HasEveryFieldOfTheConfiguration) {
 TEST(Source, DiffersBetweenKernelsFamiliesAndTheHost) {
   std::set<std::string> texts;
   std::size_t count = 0;
-  for (const Family family : kFamilies) {
+  for (const Family family : kEveryFamily) {
     for (const bool host : {false, true}) {
       for_each_kernel([&]<typename Kernel> {
         texts.insert(gpu::make_source(gpu::key_of<Kernel>(family, {}), host).stub);

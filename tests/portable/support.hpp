@@ -62,6 +62,13 @@ template <typename Kernel>
   return nullptr;
 }
 
+/// Of its kernels, in order, with a blank behind each.
+[[nodiscard]] inline std::string names_of(const gpu::Lowering& lowering) {
+  std::string text;
+  for (const gpu::Launch* launch : lowering.launches()) text += core::concat(launch->key.body->name, " ");
+  return text;
+}
+
 /// One of each: every family of machines, and what differs within.
 inline constexpr std::string_view kArchitectures[] = {"sm_80",  "sm_86",   "sm_89",   "sm_90a",  "gfx90a",  "gfx942",
                                                       "gfx950", "gfx1100", "gfx1102", "gfx1151", "gfx1201", "gfx1250"};

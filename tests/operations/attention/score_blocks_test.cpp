@@ -28,14 +28,14 @@ struct Mask {
 };
 
 /// Captured tensors: documents of keys in int64 and int32, a sparse layout of blocks, and numbers.
-struct Captured {
+struct CapturedTensors {
   std::vector<std::int64_t> documents;
   std::vector<std::int32_t> starts;
   std::vector<std::uint8_t> layout;
   std::vector<float> numbers;
   std::vector<TensorView> views;
 
-  Captured() {
+  CapturedTensors() {
     for (std::int64_t i = 0; i < 2 * kLength; ++i) documents.push_back(i % kLength * (i / kLength + 3) / 200);
     for (std::int64_t i = 0; i < kLength; ++i) starts.push_back(static_cast<std::int32_t>(i / 96 * 96));
     for (std::int64_t i = 0; i < 64; ++i) layout.push_back(static_cast<std::uint8_t>((i * i + i / 8) % 3 == 0));
@@ -50,7 +50,7 @@ struct Captured {
   }
 };
 
-Expression mask_of(const Captured& captured, const std::string& text) {
+Expression mask_of(const CapturedTensors& captured, const std::string& text) {
   return expression::parse(text, captured.signature(ScoreFunction::mask_mod), expression::Type::boolean, "mask_mod");
 }
 
@@ -58,7 +58,7 @@ Expression mask_of(const Captured& captured, const std::string& text) {
 struct Checked {
   int faults = 0, known = 0;
 };
-Checked check(const Captured& captured, const Expression& mask,
+Checked check(const CapturedTensors& captured, const Expression& mask,
               const std::function<Visibility(const ScoreBlock&)>& visibility) {
   Evaluator<float> evaluate(mask, captured.views);
   Checked checked;
@@ -105,7 +105,7 @@ const std::vector<Mask>& masks() {
 }
 
 TEST(ScoreBlocks, SayNothingWrongAndMuchOfWhatIsSo) {
-  const Captured captured;
+  const CapturedTensors captured;
   for (const Mask& mask : masks()) {
     const Expression expression = mask_of(captured, mask.text);
     const ScoreBlocks blocks(nullptr, &expression, captured.views, 1 << 20);
@@ -119,7 +119,7 @@ TEST(ScoreBlocks, SayNothingWrongAndMuchOfWhatIsSo) {
 }
 
 TEST(ScoreBlocks, PlantedFaultsAreSeen) {
-  const Captured captured;
+  const CapturedTensors captured;
   const Expression causal = mask_of(captured, "kv_idx<=q_idx");
   const ScoreBlocks blocks(nullptr, &causal, captured.views, 1 << 20);
   const auto planted = [&](std::int64_t q, std::int64_t k, Visibility wrong) {
@@ -134,7 +134,7 @@ TEST(ScoreBlocks, PlantedFaultsAreSeen) {
 }
 
 TEST(ScoreBlocks, ScoresOfMinusInfinityHideABlock) {
-  const Captured captured;
+  const CapturedTensors captured;
   const Expression score =
       expression::parse("select(kv_idx<=q_idx,score*2.0,-inf)", captured.signature(ScoreFunction::score_mod),
                         expression::Type::real, "score_mod");
@@ -145,7 +145,7 @@ TEST(ScoreBlocks, ScoresOfMinusInfinityHideABlock) {
 }
 
 TEST(ScoreBlocks, OfEachAreThoseOfOne) {
-  const Captured captured;
+  const CapturedTensors captured;
   for (const Mask& mask : masks()) {
     const Expression expression = mask_of(captured, mask.text);
     const ScoreBlocks blocks(nullptr, &expression, captured.views, 1 << 20);
@@ -164,7 +164,7 @@ TEST(ScoreBlocks, OfEachAreThoseOfOne) {
 }
 
 TEST(ScoreBlocks, SeenKeysAreAllThatAreVisible) {
-  const Captured captured;
+  const CapturedTensors captured;
   for (const Mask& mask : masks()) {
     const Expression expression = mask_of(captured, mask.text);
     const ScoreBlocks blocks(nullptr, &expression, captured.views, 1 << 20);
@@ -188,7 +188,7 @@ TEST(ScoreBlocks, SeenKeysAreAllThatAreVisible) {
 }
 
 TEST(ScoreBlocks, SeenKeysAreNarrow) {
-  const Captured captured;
+  const CapturedTensors captured;
   const auto seen = [&](const std::string& text, std::int64_t q) {
     const Expression mask = mask_of(captured, text);
     return ScoreBlocks(nullptr, &mask, captured.views, 1 << 20).seen({0, 0, 2, q, q + 16, 0, kLength});

@@ -48,7 +48,7 @@ struct Sizes {
   }
 };
 
-struct Workspace {
+struct BackwardWorkspace {
   Parts all, chunk;      ///< of all tokens, and of a chunk of them
   std::int64_t* groups;  ///< of a chunk of parts
   std::int64_t* sorted;  ///< of a chunk of tokens: parts' places among all of them
@@ -60,7 +60,7 @@ struct Workspace {
   void* tasks;
   std::size_t bytes = 0;
 
-  Workspace(const MoeParams& p, void* base) {
+  BackwardWorkspace(const MoeParams& p, void* base) {
     const Sizes s(p);
     Carver carver(base);
     all = Parts(carver, s.parts, s.experts, s.real);
@@ -279,11 +279,11 @@ class Backward {
   const GemmKernels& kernels_;
   const GemmKernel& kernel_;
   Sizes s_;
-  Workspace w_;
+  BackwardWorkspace w_;
   GroupedRows dout_;
 };
 
-void check(const MoeParams& p, const GemmKernels& kernels) {
+void check_backward(const MoeParams& p, const GemmKernels& kernels) {
   check_rows("x", p.x);
   if (is_quantized(p.x.dtype))
     core::invalid_type("x: dtype must be one that is not quantised (got ", to_string(p.x.dtype), ")");
@@ -307,10 +307,10 @@ void check(const MoeParams& p, const GemmKernels& kernels) {
 
 }  // namespace
 
-std::size_t moe_backward_workspace_size(const MoeParams& p) { return Workspace(p, nullptr).bytes; }
+std::size_t moe_backward_workspace_size(const MoeParams& p) { return BackwardWorkspace(p, nullptr).bytes; }
 
 void run_moe_backward(const MoeParams& p, const GemmKernels& kernels, void* workspace) {
-  check(p, kernels);
+  check_backward(p, kernels);
   Backward(p, kernels, workspace).run();
 }
 

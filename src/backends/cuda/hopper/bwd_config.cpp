@@ -20,7 +20,7 @@ namespace {
 using core::ceil_div, core::concat;
 using device::HopperBwdConfig;
 
-constexpr std::int32_t kNarrow = 64;  // columns, and queries of a tile that registers have room for
+constexpr std::int32_t kNarrowBwd = 64;  // columns, and queries of a tile that registers have room for
 
 bool is_biased(const HopperBwdConfig& c) { return c.bias_type != device::kBiasNone; }
 
@@ -54,7 +54,7 @@ HopperBwdConfig features_config(const Problem& p) {
   c.shares_keys = c.wider_dim() > kWide;
   c.normal_bound = has_normal_bound(p);
   const bool biased = p.bias != BiasKind::none;
-  c.block_m = c.wider_dim() <= kNarrow && !biased && c.plain_scale ? 128 : 64;
+  c.block_m = c.wider_dim() <= kNarrowBwd && !biased && c.plain_scale ? 128 : 64;
   c.partial_rows = c.lengths || p.seqlen_q % c.block_m != 0;
   // Of K, V and three stages, as wide as boxes are, shared memory has room to 192.
   const auto boxed = [](std::int32_t dim) { return ceil_div(dim, 64) * 64; };
@@ -88,7 +88,7 @@ bool persistence_pays(const Problem& p, const HopperBwdConfig& c) {
   const bool modified = c.dropout || is_biased(c);
   if (modified && c.softcap + c.alibi + c.dropout + is_biased(c) > 1) return false;
   if (c.dropout) return c.wider_dim() <= kMiddle;
-  if (is_biased(c) && c.wider_dim() > kNarrow) {
+  if (is_biased(c) && c.wider_dim() > kNarrowBwd) {
     return c.bias_type != device::kBiasF32 && (c.ordered || !c.ranged || c.shares_keys);
   }
   return true;
@@ -112,7 +112,7 @@ bool rounding_pays(const Problem& p, const HopperBwdConfig& c, const core::Devic
 /// the last tiles of all are short. Which heads these are the batch decides. A bias in f16 would spill 68 bytes instead
 /// of 44.
 bool may_go_both_ways(const Problem& p, const HopperBwdConfig& c) {
-  const bool fits = c.bias_type == device::kBiasNone || c.q_type == device::kBf16 || c.wider_dim() <= kNarrow;
+  const bool fits = c.bias_type == device::kBiasNone || c.q_type == device::kBf16 || c.wider_dim() <= kNarrowBwd;
   return c.carried() && c.persistent && c.ranged && !p.batch_invariant && fits;
 }
 
@@ -121,7 +121,7 @@ bool may_go_both_ways(const Problem& p, const HopperBwdConfig& c) {
 /// memory is too slow for groups of short sequences.
 bool both_ways_pay(const Problem& p, const HopperBwdConfig& c, const core::DeviceDescription& device) {
   constexpr std::int64_t kFewKeys = 512, kMoreKeys = 1024, kFewHeads = 8, kManyTiles = 512;
-  const std::int64_t few_keys = c.block_m > kNarrow ? kMoreKeys : kFewKeys;
+  const std::int64_t few_keys = c.block_m > kNarrowBwd ? kMoreKeys : kFewKeys;
   if (!c.grouped || looks_near(p, c)) return true;
   const std::int64_t shares = head_shares(p, c, device), heads_a_share = portable::group_of(p) / shares;
   const bool waits_for_memory = !has_quick_memory(device) && shares > 1 && tiles_of_keys(p, c) >= kManyTiles;
@@ -157,7 +157,7 @@ bool own_last_rounding_pays(const Problem& p, const HopperBwdConfig& c) {
 /// do.
 bool last_rounding_pays(const Problem& p, const HopperBwdConfig& c) {
   if (c.own_dq) return own_last_rounding_pays(p, c);
-  return c.both_ways || c.windowed || p.seqlen_k <= (c.block_m > kNarrow ? 2048 : 1024);
+  return c.both_ways || c.windowed || p.seqlen_k <= (c.block_m > kNarrowBwd ? 2048 : 1024);
 }
 
 /// With whatever of this is quicker.
@@ -194,8 +194,8 @@ std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
     return c.head_dim > 192 && c.ranged && !c.windowed && !c.softcap && !biased ? 512 : 0;
   }
   if (c.own_dq) return looks_near(p, c) ? kAny : c.ranged ? 2048 : 768;
-  if (biased) return c.both_ways ? 8192 : c.ranged && c.wider_dim() <= kNarrow ? 2048 : 1024;
-  if (c.block_m > kNarrow) return c.windowed ? 2048 : c.ranged ? 4096 : 1024;
+  if (biased) return c.both_ways ? 8192 : c.ranged && c.wider_dim() <= kNarrowBwd ? 2048 : 1024;
+  if (c.block_m > kNarrowBwd) return c.windowed ? 2048 : c.ranged ? 4096 : 1024;
   return c.softcap || looks_near(p, c) ? kAny : c.ranged ? 8192 : 2048;
 }
 
@@ -206,10 +206,10 @@ std::int64_t most_grouped_keys_in_order(const Problem& p, const HopperBwdConfig&
   constexpr std::int64_t kManyHeads = 8, kFewTiles = 256, kManyTiles = 1024;
   if (c.shares_keys || is_biased(c)) return 0;
   if (c.own_dq) return c.ranged ? 1024 : 512;
-  if (looks_near(p, c)) return c.block_m > kNarrow ? 2048 : std::numeric_limits<std::int64_t>::max();
+  if (looks_near(p, c)) return c.block_m > kNarrowBwd ? 2048 : std::numeric_limits<std::int64_t>::max();
   if (!c.ranged) return 1024;
   if (tiles_of_keys(p, c) < kFewTiles) return 4096;
-  if (c.block_m > kNarrow) return 1024;
+  if (c.block_m > kNarrowBwd) return 1024;
   const bool many = tiles_of_keys(p, c) >= kManyTiles && has_quick_memory(device);
   const bool every_head = head_shares(p, c, device) == portable::group_of(p) && !many;
   return (every_head || portable::group_of(p) >= kManyHeads) && !c.softcap ? 4096 : 2048;
@@ -222,7 +222,7 @@ std::int64_t fewest_heads_in_order(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int64_t kFewest = 32, kFew = 64, kMore = 128, kMany = 256;
   if (c.shares_keys) return kMany;
   if (c.own_dq) return c.both_ways ? kFewest : c.ranged && p.seqlen_k <= 512 ? kFew : kMore;
-  if (c.block_m > kNarrow) return c.ranged && p.seqlen_k <= 1024 ? kFew : kMany;
+  if (c.block_m > kNarrowBwd) return c.ranged && p.seqlen_k <= 1024 ? kFew : kMany;
   if (p.seqlen_k <= 512) return c.ranged ? kFewest : kMore;
   return c.ranged ? kFew : kMany;
 }
@@ -237,7 +237,7 @@ bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c, const core:
     return key_blocks(p, c, device) >= (p.seqlen_k <= kShortKeys ? kFewBothWays : kMoreBothWays);
   }
   if (c.own_dq) return c.windowed && key_blocks(p, c, device) >= kManyOfWindow;
-  if (c.block_m > kNarrow) return c.ranged && !c.windowed && key_blocks(p, c, device) >= kManyNarrow;
+  if (c.block_m > kNarrowBwd) return c.ranged && !c.windowed && key_blocks(p, c, device) >= kManyNarrow;
   if (c.ranged && !c.windowed && !c.softcap) return false;
   return key_blocks(p, c, device) >= (c.windowed && !c.softcap ? kManyOfWindow : kMany);
 }

@@ -15,30 +15,30 @@
 namespace tilewise::backends::hopper {
 namespace {
 
-constexpr double kStartUs = 4.0, kBlockUs = 5.0;  // of the launch, and of a block beside its tiles of queries
-constexpr double kOfPeak = 0.71;                  // the products' rate, of wgmma's peak
-constexpr double kOfPeakSharing = 0.51;           // of two warpgroups with the same keys: dq's sums are what takes long
-constexpr double kOfPeakOwnDq = 0.64;             // of those that multiply dq, too
-constexpr double kWgmma = 2.0;                    // times mma.sync's rate, which matrix_rate is
-constexpr double kScore = 170.0;                  // a score's exponential and its neighbours, in flops
-constexpr double kDropout = 500.0;                // 0.74 of the plain rate at head_dim 128, 0.63 at 64
-// The forward pass's, which has the same instructions for a score: not measured in this one.
-constexpr double kSoftcap = 190.0, kBias = 230.0, kOwnBias = 1000.0, kFunction = 400.0;
-constexpr double kOfMemoryRate = 0.7;
-constexpr double kHalf = 2.0, kFloat = 4.0;
+using portable::f;
 
-double f(std::int64_t n) { return static_cast<double>(n); }
+constexpr double kBwdStartUs = 4.0, kBlockUs = 5.0;  // of the launch, and of a block beside its tiles of queries
+constexpr double kBwdOfPeak = 0.71;                  // the products' rate, of wgmma's peak
+constexpr double kOfPeakSharing = 0.51;  // of two warpgroups with the same keys: dq's sums are what takes long
+constexpr double kOfPeakOwnDq = 0.64;    // of those that multiply dq, too
+constexpr double kBwdWgmma = 2.0;        // times mma.sync's rate, which matrix_rate is
+constexpr double kBwdScore = 170.0;      // a score's exponential and its neighbours, in flops
+constexpr double kBwdDropout = 500.0;    // 0.74 of the plain rate at head_dim 128, 0.63 at 64
+// The forward pass's, which has the same instructions for a score: not measured in this one.
+constexpr double kBwdSoftcap = 190.0, kBwdBias = 230.0, kBwdOwnBias = 1000.0, kBwdFunction = 400.0;
+constexpr double kBwdOfMemoryRate = 0.7;
+constexpr double kHalfBytes = 2.0, kFloatBytes = 4.0;
 
 double gradients_us(const Problem& p, const device::HopperBwdConfig& c, std::int64_t splits,
                     const core::DeviceDescription& device) {
   const operations::attention::Extent extent = operations::attention::typical_extent(p);
   const double group = f(portable::group_of(p) / head_shares(p, c, device));
-  const double bias = c.bias_type == device::kBiasNone ? 0.0 : c.bias_boxes ? kBias : kOwnBias;
-  const double function = p.score_mod.empty() ? 0.0 : kFunction;
-  const double score = kScore + c.softcap * kSoftcap + c.dropout * kDropout + bias + function;
+  const double bias = c.bias_type == device::kBiasNone ? 0.0 : c.bias_boxes ? kBwdBias : kBwdOwnBias;
+  const double function = p.score_mod.empty() ? 0.0 : kBwdFunction;
+  const double score = kBwdScore + c.softcap * kBwdSoftcap + c.dropout * kBwdDropout + bias + function;
   const double flops = f(c.block_m) * c.block_n() * (6.0 * c.head_dim + 4.0 * c.head_dim_v + score);
-  const double of_peak = c.shares_keys ? kOfPeakSharing : c.own_dq ? kOfPeakOwnDq : kOfPeak;
-  const double step_us = flops / (of_peak * kWgmma * 2.0 * device.matrix_rate * device.gigahertz * 1e3);
+  const double of_peak = c.shares_keys ? kOfPeakSharing : c.own_dq ? kOfPeakOwnDq : kBwdOfPeak;
+  const double step_us = flops / (of_peak * kBwdWgmma * 2.0 * device.matrix_rate * device.gigahertz * 1e3);
   const double all = f(key_blocks(p, c, device));
   const double longest = f(p.batch_size) * f(p.seqlen_k);
   const double parts = f(splits);
@@ -52,9 +52,10 @@ double gradients_us(const Problem& p, const device::HopperBwdConfig& c, std::int
   const double busy_us = (even ? std::ceil(rounds) : rounds) * (seen * step_us + kBlockUs);
   const double alone_us = most * step_us + kBlockUs;
   const double rows_q = extent.total_q * f(p.num_heads_q), rows_k = extent.total_k * f(p.num_heads_k);
-  const double bytes = (kHalf * (rows_q + 2.0 * rows_k)) * f(p.head_dim + p.head_dim_v) + kFloat * rows_q * c.head_dim;
-  const double memory_us = bytes / (kOfMemoryRate * device.memory_gigabytes_per_second * 1e3);
-  return kStartUs + std::max({busy_us, alone_us, memory_us});
+  const double bytes =
+      (kHalfBytes * (rows_q + 2.0 * rows_k)) * f(p.head_dim + p.head_dim_v) + kFloatBytes * rows_q * c.head_dim;
+  const double memory_us = bytes / (kBwdOfMemoryRate * device.memory_gigabytes_per_second * 1e3);
+  return kBwdStartUs + std::max({busy_us, alone_us, memory_us});
 }
 
 }  // namespace

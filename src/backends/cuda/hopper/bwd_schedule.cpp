@@ -17,9 +17,9 @@ namespace {
 
 using core::ceil_div;
 
-constexpr std::int32_t kShortTiles = 4;  // under a causal mask one in so many of a head's is left to the end
-constexpr std::int64_t kFewSets = 8;     // more sets of heads even out whatever the last one is
-constexpr std::int32_t kNarrow = 64;     // queries of a tile, and more of head dims to as many
+constexpr std::int32_t kShortTiles = 4;   // under a causal mask one in so many of a head's is left to the end
+constexpr std::int64_t kFewSets = 8;      // more sets of heads even out whatever the last one is
+constexpr std::int32_t kNarrowTile = 64;  // queries of a tile, and more of head dims to as many
 
 std::int64_t heads_that_fill(std::int64_t heads, std::int64_t tiles, std::int64_t multiprocessors) {
   return std::clamp<std::int64_t>(ceil_div(multiprocessors, tiles), 1, heads);
@@ -72,7 +72,7 @@ bool has_quick_memory(const core::DeviceDescription& device) {
 std::int64_t head_shares(const Problem& p, const device::HopperBwdConfig& c, const core::DeviceDescription& device) {
   constexpr std::int64_t kFewKeys = 1024, kMoreKeys = 2048;
   if (!c.grouped) return 1;
-  const bool narrow = c.block_m > kNarrow;
+  const bool narrow = c.block_m > kNarrowTile;
   const std::int64_t group = portable::group_of(p), short_keys = narrow ? 1024 : 512;
   if (!c.ordered || !c.ranged || looks_near(p, c) || p.seqlen_k <= short_keys) return 1;
   const bool long_ones = p.seqlen_k > (c.own_dq ? kFewKeys : kMoreKeys);
@@ -99,7 +99,7 @@ device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, 
     // begin one after another. Of a group's heads a tile comes again when all multiprocessors have had others since.
     order.heads_at_once = static_cast<std::int32_t>(heads_that_fill(heads, tiles, multiprocessors));
     if (c.both_ways)
-      order.rising_heads = static_cast<std::int32_t>(rising_heads(heads, order.heads_at_once, c.block_m > kNarrow));
+      order.rising_heads = static_cast<std::int32_t>(rising_heads(heads, order.heads_at_once, c.block_m > kNarrowTile));
   } else if (c.windowed) {
     // At the end the shorter half of those whose queries end with the sequence, before the window does.
     order.short_tiles = static_cast<std::int32_t>(std::min(tiles, ceil_div(p.window_left, c.block_n())) / 2);
@@ -122,7 +122,7 @@ bool has_late_preprocess(const Problem& p, const device::HopperBwdConfig& c, con
   constexpr double kFewKeys = 240.0, kFewerKeys = 160.0;
   const bool wide = c.shares_keys || c.own_dq;
   const bool spills = c.lengths && wide, slow = c.softcap && c.couriers() && !c.ranged;
-  const double fewest_keys = (wide || c.block_m > kNarrow ? kFewerKeys : kFewKeys) * (c.lengths ? 2.0 : 1.0);
+  const double fewest_keys = (wide || c.block_m > kNarrowTile ? kFewerKeys : kFewKeys) * (c.lengths ? 2.0 : 1.0);
   return !spills && !slow && operations::attention::keys_seen(p) >= fewest_keys &&
          first_heads(p, c, device) < p.num_heads_q * p.batch_size;
 }

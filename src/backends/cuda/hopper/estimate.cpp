@@ -12,20 +12,20 @@
 namespace tilewise::backends::hopper {
 namespace {
 
+using portable::f;
+
 constexpr double kStartUs = 6.0, kTileUs = 2.5;  // of the launch, and of a tile of queries beside its keys
 constexpr double kLatencyUs = 0.9;               // of a tile of keys, at least
 constexpr double kOfPeak = 0.72;                 // the products' rate, of wgmma's peak
 constexpr double kWgmma = 2.0;                   // times mma.sync's rate, which matrix_rate is
 constexpr double kScore = 48.0;                  // a score's exponential and its neighbours, in flops
-constexpr double kSoftcap = 190.0, kDropout = 480.0, kBias = 230.0, kOwnBias = 1000.0, kAlibi = 160.0;
+constexpr double kSoftcap = 190.0, kDropoutDraw = 480.0, kBias = 230.0, kOwnBias = 1000.0, kAlibi = 160.0;
 constexpr double kFunction = 150.0;  // of a few terms, as ALiBi's are; with look-ups of each score twice as much
 constexpr double kPartUs = 2.2;      // of keys in parts, beside merging them: fp32 sums stored by every block
 constexpr double kOfMemoryRate = 0.7;
 constexpr double kNearlyAll = 0.8;  // of the most steps: where the mean tile beside a window has them, most have all
 /// What one, two, ... consumer warpgroups reach of that rate: they hide each other's softmax.
 constexpr std::array<double, 4> kOfConsumers{0.6, 0.95, 1.0, 1.0};
-
-double f(std::int64_t n) { return static_cast<double>(n); }
 
 }  // namespace
 
@@ -35,7 +35,7 @@ Estimator::Estimator(const Problem& p, const core::DeviceDescription& device)
 double Estimator::step_us(const device::HopperForwardConfig& c) const {
   const double bias = c.bias_type == device::kBiasNone ? 0.0 : c.bias_boxes ? kBias : kOwnBias;
   const double function = p_.score_mod.empty() ? 0.0 : kFunction;
-  const double modified = function + c.softcap * kSoftcap + c.dropout * kDropout + c.alibi * kAlibi + bias;
+  const double modified = function + c.softcap * kSoftcap + c.dropout * kDropoutDraw + c.alibi * kAlibi + bias;
   // Products in fp8 take half the time, what is done for a score takes as long.
   const double flops =
       f(c.block_m()) * c.block_n * (f(c.element_bytes()) * (c.head_dim + c.head_dim_v) + kScore + modified);

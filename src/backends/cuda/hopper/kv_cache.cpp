@@ -22,7 +22,9 @@
 namespace tilewise::backends::hopper {
 namespace {
 
-void bind(const void* call, void* block) { bind_step(call, *static_cast<device::HopperForwardParams*>(block)); }
+void bind_forward_step(const void* call, void* block) {
+  bind_step(call, *static_cast<device::HopperForwardParams*>(block));
+}
 
 void bind_with_tables(const void* call, void* block) {
   auto& params = *static_cast<device::WithTables<device::HopperForwardParams>*>(block);
@@ -128,9 +130,9 @@ gpu::Outcome lower_attention(const KvCacheProblem& p, const core::DeviceDescript
   const portable::MaskTilesStep masks = add_masks(p, attention, schedule, device, builder);
   first = builder.steps();
   const MapBinds maps = p.rotary_dim > 0 ? add_rotation(p, attention, packs, builder) : map_binds<CacheCalls>(packs);
-  std::string refusal =
-      add_forward(attention, schedule, device, portable::has_functions(attention) ? bind_with_tables : bind, maps,
-                  builder, masks.classes);
+  std::string refusal = add_forward(attention, schedule, device,
+                                    portable::has_functions(attention) ? bind_with_tables : bind_forward_step, maps,
+                                    builder, masks.classes);
   if (!refusal.empty()) return {{}, std::move(refusal)};
   if (schedule.config.split) add_cache_combine(attention, schedule.splits, builder);
   gpu::Outcome outcome{builder.finish(), {}};

@@ -47,7 +47,7 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const KvCacheProblem& p, const 
           {offsetof(HopperLatentParams, k_map), keys, map_binds<CacheCalls>(false).k}};
 }
 
-void bind(const void* call, void* block) {
+void bind_latent(const void* call, void* block) {
   auto& params = *static_cast<HopperLatentParams*>(block);
   bind_step(call, params);
   params.key_indices = CacheCalls::of(call).key_indices;
@@ -203,7 +203,7 @@ gpu::Outcome lower_latent(const KvCacheProblem& p, const core::DeviceDescription
   params.order = schedule.order;
   params.key_schedule = schedule.key_schedule;
   const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
-  if (gpu::Launch* launch = builder.launch<Latent>(gpu::Family::sm90, schedule.config, grid, params, bind)) {
+  if (gpu::Launch* launch = builder.launch<Latent>(gpu::Family::sm90, schedule.config, grid, params, bind_latent)) {
     launch->tensor_maps = tensor_maps(p, schedule);
     launch->cluster.x = static_cast<std::uint32_t>(schedule.config.blocks_of_cluster());
   }

@@ -20,9 +20,8 @@ namespace {
 using core::ceil_div, core::concat;
 using operations::linear::LinearParams;
 
-constexpr std::int64_t kUnit = 8;  // elements of the 16 bytes that rows of out are stored by
-constexpr std::int64_t kMostSize = std::int64_t{1} << 28, kMostExperts = std::int64_t{1} << 20,
-                       kMostTiles = std::int64_t{1} << 30;
+constexpr std::int64_t kOutUnit = 8;  // elements of the 16 bytes that rows of out are stored by
+constexpr std::int64_t kMostSize = std::int64_t{1} << 28, kMostLinearExperts = std::int64_t{1} << 20;
 
 bool is_grouped(const LinearProblem& p) { return p.groups != LinearGroups::none; }
 
@@ -44,12 +43,12 @@ std::string refusal_of(const LinearProblem& p) {
     return concat("out must be bf16 or f16 (got ", to_string(p.out_dtype), ")");
   }
   if (p.x_format.defined() && p.w_transposed) return "k of quantised weights must be contiguous (got n)";
-  if (p.n % kUnit != 0) return concat("n must be a multiple of ", kUnit, " (got ", p.n, ")");
+  if (p.n % kOutUnit != 0) return concat("n must be a multiple of ", kOutUnit, " (got ", p.n, ")");
   for (const auto& [name, size] : {std::pair{"tokens", p.tokens}, std::pair{"n", p.n}, std::pair{"k", p.k}}) {
     if (size > kMostSize) return concat(name, " must be <= 2^28 (got ", size, ")");
   }
   if (p.k == 0) return "k must be > 0 (got 0)";
-  if (p.num_experts == 0 || p.num_experts > kMostExperts) {
+  if (p.num_experts == 0 || p.num_experts > kMostLinearExperts) {
     return concat("num_experts must be between 1 and 2^20 (got ", p.num_experts, ")");
   }
   const std::int64_t down = p.tokens / std::int64_t{128} + p.num_experts,
@@ -70,9 +69,9 @@ struct Tiling {
   [[nodiscard]] std::int64_t count() const { return rows * cols; }
 };
 
-class Lowerer {
+class LinearLowerer {
  public:
-  Lowerer(const LinearProblem& problem, const core::DeviceDescription& device)
+  LinearLowerer(const LinearProblem& problem, const core::DeviceDescription& device)
       : p_(problem),
         device_(device),
         scaled_(problem.x_format.defined()),
@@ -262,7 +261,7 @@ operations::linear::FeatureSet linear_features() {
 
 gpu::Outcome lower(const LinearProblem& problem, const core::DeviceDescription& device) {
   if (std::string reason = refusal_of(problem); !reason.empty()) return {{}, std::move(reason)};
-  return {Lowerer(problem, device).lower(), {}};
+  return {LinearLowerer(problem, device).lower(), {}};
 }
 
 core::Verdict LinearImplementation::judge(const LinearProblem& problem, const core::DeviceDescription& device) const {

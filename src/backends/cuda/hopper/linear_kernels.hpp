@@ -13,6 +13,8 @@
 
 namespace tilewise::backends::hopper {
 
+/// Of a launch.
+inline constexpr std::int64_t kMostTiles = std::int64_t{1} << 30;
 /// Elements of a scale, along k and along n.
 inline constexpr std::int32_t kScaleBlock = 128;
 /// Rows of x whose scales lie side by side, a multiple of 16 bytes of them.

@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <initializer_list>
 
+#include "backends/cuda/hopper/block_bytes.hpp"
 #include "backends/cuda/hopper/linear_kernels.hpp"
+#include "backends/cuda/hopper/tensor_maps.hpp"
 #include "backends/portable/product/schedule.hpp"
 #include "core/ceil_div.hpp"
 
@@ -16,7 +18,6 @@ using gpu::Access, gpu::Region, gpu::RegionVisitor, gpu::visit_pointer;
 using operations::BlockScales, operations::linear::LinearParams;
 
 constexpr std::size_t kOutBytes = 2;
-constexpr std::uint64_t kUnit = 16;  // bytes that strides of tensor maps are multiples of
 
 /// Where there are groups.
 Region offsets_region(std::int32_t groups, Access access) {
@@ -57,22 +58,17 @@ GemmScales scales_of(const BlockScales& s) {
   return {s.data, s.expert_stride, s.row_stride, s.column_stride, s.dtype == DType::fp8_e8m0 ? 1 : 0, 0};
 }
 
-const LinearParams& call_of(const void* call) { return *static_cast<const LinearParams*>(call); }
-std::uint64_t u(std::int64_t n) { return static_cast<std::uint64_t>(n); }
-/// An only row or expert may have whatever stride; the driver wants one on 16 bytes.
-std::uint64_t stride_bytes(std::int64_t extent, std::int64_t stride, DType dtype) {
-  return extent > 1 ? u(stride) * size_of(dtype) : kUnit;
-}
+const LinearParams& linear_call_of(const void* call) { return *static_cast<const LinearParams*>(call); }
 
 void bind_matrix(const operations::Matrix& m, gpu::TensorMap& map) {
   map.address = m.data;
   map.dims = {u(m.columns), u(m.rows)};
   map.strides = {stride_bytes(m.rows, m.row_stride, map.dtype)};
 }
-void bind_x(const void* call, gpu::TensorMap& map) { bind_matrix(call_of(call).x, map); }
-void bind_out(const void* call, gpu::TensorMap& map) { bind_matrix(call_of(call).out, map); }
+void bind_x(const void* call, gpu::TensorMap& map) { bind_matrix(linear_call_of(call).x, map); }
+void bind_out(const void* call, gpu::TensorMap& map) { bind_matrix(linear_call_of(call).out, map); }
 void bind_w(const void* call, gpu::TensorMap& map) {
-  const operations::ExpertMatrices& w = call_of(call).w;
+  const operations::ExpertMatrices& w = linear_call_of(call).w;
   map.address = w.data;
   const bool by_depth = w.column_stride == 1;
   map.dims = {u(by_depth ? w.columns : w.rows), u(by_depth ? w.rows : w.columns), u(w.num_experts)};
@@ -81,7 +77,7 @@ void bind_w(const void* call, gpu::TensorMap& map) {
 }
 /// As GemmPrepare leaves them: [k_blocks, m], padded to 16 bytes.
 void bind_x_scales(const void* call, gpu::TensorMap& map) {
-  const LinearParams& p = call_of(call);
+  const LinearParams& p = linear_call_of(call);
   const std::int64_t blocks = core::ceil_div(p.x.columns, std::int64_t{kScaleBlock});
   map.dims = {u(p.x.rows), u(blocks)};
   map.strides = {u(padded_rows(p.x.rows)) * sizeof(float)};
@@ -94,17 +90,12 @@ gpu::TensorMapParameter map_of(std::size_t offset, DType dtype, std::initializer
   return {static_cast<std::uint32_t>(offset), map, bind};
 }
 
-constexpr std::int32_t kPattern = 1024;  // that swizzles repeat in, which the structs are aligned to
-constexpr std::int32_t kRowBytes = 128, kStoredRows = 16, kBarrier = 8, kScaleRun = 16;
-std::uint32_t whole_patterns(std::int32_t bytes) {
-  return static_cast<std::uint32_t>((bytes + kPattern - 1) / kPattern * kPattern);
-}
+constexpr std::int32_t kStoredRows = 16, kScaleRun = 16;
 /// Stages, what consumers' warps store, and barriers.
 std::int32_t product_bytes(const device::GemmConfig& c) {
   const std::int32_t tiles = c.stages * (c.block_m + c.block_n) * kRowBytes;
   return tiles + 4 * c.kConsumers * c.store_buffers * kStoredRows * kRowBytes;
 }
-std::int32_t ring(const device::GemmConfig& c) { return 2 * kBarrier * c.stages; }
 
 }  // namespace
 
@@ -180,17 +171,19 @@ void add_grouped_maps(const device::GemmConfig& c, DType dtype, DType out_dtype,
   }
 }
 
-std::uint32_t Gemm::shared_bytes(const Config& c, gpu::Family) { return whole_patterns(product_bytes(c) + ring(c)); }
+std::uint32_t Gemm::shared_bytes(const Config& c, gpu::Family) {
+  return whole_patterns(product_bytes(c) + ring_bytes(c.stages));
+}
 
 std::uint32_t GroupedGemm::shared_bytes(const Config& c, gpu::Family) {
   const std::int32_t tiles = c.stages * (c.block_m + c.block_n) * kRowBytes;
   const std::int32_t stored = c.kConsumers * c.block_m / 2 * kRowBytes;
-  return whole_patterns(tiles + stored + ring(c) + c.kConsumers * 2 * kBarrier);
+  return whole_patterns(tiles + stored + ring_bytes(c.stages) + c.kConsumers * ring_bytes(1));
 }
 
 std::uint32_t ScaledGemm::shared_bytes(const Config& c, gpu::Family) {
   const std::int32_t scales = c.stages * (c.x_scale_room() * static_cast<std::int32_t>(sizeof(float)) + kScaleRun);
-  return whole_patterns(product_bytes(c) + scales + ring(c));
+  return whole_patterns(product_bytes(c) + scales + ring_bytes(c.stages));
 }
 
 }  // namespace tilewise::backends::hopper

@@ -23,7 +23,7 @@ struct Calls {
   static const AttentionParams& keys_of(const void* call) { return of(call); }
 };
 
-void bind(const void* call, void* block) {
+void bind_attention(const void* call, void* block) {
   const AttentionParams& from = Calls::of(call);
   auto& params = *static_cast<device::HopperForwardParams*>(block);
   bind_rows(from, params);
@@ -36,7 +36,7 @@ void bind(const void* call, void* block) {
 
 void bind_with_tables(const void* call, void* block) {
   auto& params = *static_cast<device::WithTables<device::HopperForwardParams>*>(block);
-  bind(call, static_cast<device::HopperForwardParams*>(&params));
+  bind_attention(call, static_cast<device::HopperForwardParams*>(&params));
   portable::bind_tables(Calls::of(call), params.tables);
 }
 
@@ -90,7 +90,7 @@ Outcome lower(const Problem& problem, const core::DeviceDescription& device) {
   gpu::LoweringBuilder builder(traits.overlaps_steps);
   const double states_us = portable::add_block_states(p, traits, builder);
   const portable::MaskTilesStep tiles = add_mask_tiles(p, schedule.config, traits, builder);
-  std::string refusal = add_forward(p, schedule, device, portable::has_functions(p) ? bind_with_tables : bind,
+  std::string refusal = add_forward(p, schedule, device, portable::has_functions(p) ? bind_with_tables : bind_attention,
                                     map_binds<Calls>(schedule.config.pack_gqa), builder, tiles.classes);
   if (!refusal.empty()) return {{}, std::move(refusal)};
   if (schedule.config.split) add_parts_combine(p, schedule.splits, builder);

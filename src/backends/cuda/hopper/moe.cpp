@@ -19,10 +19,9 @@ namespace {
 
 using core::ceil_div, core::concat;
 
-constexpr std::int64_t kUnit = 8, kUnitBits = 128;  // of 16 bytes that rows are moved by: elements, and bits
+constexpr std::int64_t kRowUnit = 8, kRowUnitBits = 128;  // of 16 bytes that rows are moved by: elements, and bits
 constexpr std::int64_t kMostHeldExperts = 1024, kMostSortedExperts = 256;
-constexpr std::int64_t kMostColumns = std::int64_t{1} << 24, kMostPairs = std::int64_t{1} << 28,
-                       kMostTiles = std::int64_t{1} << 30;
+constexpr std::int64_t kMostColumns = std::int64_t{1} << 24, kMostPairs = std::int64_t{1} << 28;
 constexpr std::int64_t kScaledBlock = 128;                            // elements of a scale of rows in fp8
 constexpr std::int64_t kIdsOfHeld = 32;                               // of a warp's lanes, one each
 constexpr std::int32_t kStageBytes = 128, kSharedBytes = 225 * 1024;  // of a row of quantised weights; without barriers
@@ -94,7 +93,8 @@ std::string refusal_of(const MoeProblem& p) {
   }
   if (std::string reason = refusal_of_formats(p); !reason.empty()) return reason;
   const bool quantised = p.w_format.defined();
-  const std::int64_t unit = quantised ? kUnitBits / static_cast<std::int64_t>(bits_of(p.w_format.element)) : kUnit;
+  const std::int64_t unit =
+      quantised ? kRowUnitBits / static_cast<std::int64_t>(bits_of(p.w_format.element)) : kRowUnit;
   const auto refuse_columns = [&](std::string_view name, std::int64_t size) -> std::string {
     if (size % unit != 0) {
       return concat(name, " must be a multiple of ", unit, quantised ? " with w_format=" : "",
@@ -123,7 +123,7 @@ std::string refusal_of(const MoeProblem& p) {
     return concat("num_experts must be <= ", most, " with tokens=", p.tokens, " (got ", p.num_experts, ")");
   }
   // The least that a tile has: 64 rows of weights, of 32 intermediate values, and eight rows of an expert.
-  const std::int64_t groups = std::min(p.tokens * p.top_k, p.tokens * p.top_k / kUnit + p.num_experts);
+  const std::int64_t groups = std::min(p.tokens * p.top_k, p.tokens * p.top_k / kRowUnit + p.num_experts);
   const std::int64_t tiles = ceil_div(p.hidden, std::int64_t{64}) + ceil_div(p.intermediate, std::int64_t{32});
   if (groups > kMostTiles / tiles) {
     return concat("tiles of experts' rows and weights must be <= 2^30 (got ", groups, " * ", tiles, ")");
@@ -195,7 +195,7 @@ device::MoeDecodeConfig quantised_config(const MoeProblem& p, std::int64_t multi
   return config;
 }
 
-class Lowerer : MoeLowerer {
+class MoeForwardLowerer : MoeLowerer {
  public:
   using MoeLowerer::MoeLowerer;
 
@@ -356,7 +356,7 @@ operations::moe::FeatureSet moe_features() {
 gpu::Outcome lower(const MoeProblem& problem, const core::DeviceDescription& device) {
   if (std::string reason = refusal_of(problem); !reason.empty()) return {{}, std::move(reason)};
   if (problem.pass == MoePass::moe_backward) return lower_moe_backward(problem, device);
-  return {Lowerer(problem, device).lower(), {}};
+  return {MoeForwardLowerer(problem, device).lower(), {}};
 }
 
 core::Verdict MoeImplementation::judge(const MoeProblem& problem, const core::DeviceDescription& device) const {

@@ -21,10 +21,10 @@ namespace {
 using core::ceil_div, core::concat;
 using operations::moe::gate_up_rows;
 
-constexpr std::int64_t kMostExperts = 256, kMostTiles = std::int64_t{1} << 30;
+constexpr std::int64_t kMostExperts = 256;
 constexpr std::int64_t kBlocksAtOnce = 8;  // of a multiprocessor
 
-std::string refusal_of(const MoeProblem& p) {
+std::string backward_refusal_of(const MoeProblem& p) {
   if (p.w_format.defined()) {
     return concat("w_format must be none in the backward pass (got ", to_string(p.w_format), ")");
   }
@@ -42,9 +42,9 @@ std::string refusal_of(const MoeProblem& p) {
   return {};
 }
 
-class Lowerer : MoeLowerer {
+class MoeBackwardLowerer : MoeLowerer {
  public:
-  Lowerer(const MoeProblem& problem, const core::DeviceDescription& device)
+  MoeBackwardLowerer(const MoeProblem& problem, const core::DeviceDescription& device)
       : MoeLowerer(problem, device),
         rows_(narrow(gate_up_rows(problem))),
         terms_(problem.save_gate_up ? 1 : narrow(ceil_div(rows_, device::MoeSlopesConfig::kBlockN))) {}
@@ -212,8 +212,8 @@ class Lowerer : MoeLowerer {
 }  // namespace
 
 gpu::Outcome lower_moe_backward(const MoeProblem& problem, const core::DeviceDescription& device) {
-  if (std::string reason = refusal_of(problem); !reason.empty()) return {{}, std::move(reason)};
-  return {Lowerer(problem, device).lower(), {}};
+  if (std::string reason = backward_refusal_of(problem); !reason.empty()) return {{}, std::move(reason)};
+  return {MoeBackwardLowerer(problem, device).lower(), {}};
 }
 
 }  // namespace tilewise::backends::hopper

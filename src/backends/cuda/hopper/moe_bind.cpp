@@ -11,11 +11,11 @@ namespace {
 using device::ExpertBias, device::ExpertScales, device::PairTensor, device::RowTensor;
 using operations::ExpertMatrices, operations::ExpertVectors, operations::Matrix, operations::moe::MoeParams;
 
-constexpr std::int64_t kElementBytes = 2;
+constexpr std::int64_t kRowElementBytes = 2;
 
 /// In units of 16 bits, of rows of bytes too.
 RowTensor rows_of(const Matrix& m) {
-  return {m.data, m.row_stride * static_cast<std::int64_t>(size_of(m.dtype)) / kElementBytes};
+  return {m.data, m.row_stride * static_cast<std::int64_t>(size_of(m.dtype)) / kRowElementBytes};
 }
 PairTensor ids_of(const Matrix& m) {
   return {m.data, m.row_stride, m.column_stride, static_cast<std::int32_t>(size_of(m.dtype)), 0};

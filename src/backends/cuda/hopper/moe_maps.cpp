@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "backends/cuda/hopper/moe_kernels.hpp"
+#include "backends/cuda/hopper/tensor_maps.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
@@ -13,13 +14,10 @@ using operations::ExpertMatrices, operations::moe::MoeParams;
 
 constexpr std::uint32_t kBoxColumns = 64, kOctet = 8;  // elements of a swizzled row; rows that gate or up have at once
 constexpr std::uint32_t kLayerRows = 128;              // of weights in a tile of Sm90MoeLayer
-constexpr std::uint32_t kStoredRows = 16;              // that it stores at once
-constexpr std::uint32_t kBoxBytes = 128;               // of a swizzled row
+constexpr std::uint32_t kLayerStoredRows = 16;         // that it stores at once
 constexpr std::uint32_t kScaledRows = 64, kScaledWeightRows = 128;  // of half a tile of Sm90MoeScaledProduct
-constexpr std::uint64_t kUnit = 16;
 
-const MoeParams& call_of(const void* call) { return *static_cast<const MoeParams*>(call); }
-std::uint64_t u(std::int64_t n) { return static_cast<std::uint64_t>(n); }
+const MoeParams& moe_call_of(const void* call) { return *static_cast<const MoeParams*>(call); }
 std::uint64_t bytes(const ExpertMatrices& w, std::int64_t elements) { return u(elements) * bits_of(w.dtype) / 8; }
 /// Of a row, as its map has them.
 std::uint64_t columns(const ExpertMatrices& w, const gpu::TensorMap& map) {
@@ -27,13 +25,13 @@ std::uint64_t columns(const ExpertMatrices& w, const gpu::TensorMap& map) {
 }
 
 /// An only expert may have whatever stride; the driver wants one on 16 bytes.
-std::uint64_t expert_bytes(const ExpertMatrices& w) { return w.num_experts > 1 ? bytes(w, w.expert_stride) : kUnit; }
+std::uint64_t expert_bytes(const ExpertMatrices& w) { return w.num_experts > 1 ? bytes(w, w.expert_stride) : kMapUnit; }
 
 /// [num_experts, intermediate / 8, gate and up, 8, hidden]: a box has eight rows of each in turns.
 void bind_gate_up(const void* call, gpu::TensorMap& map) {
-  const ExpertMatrices& w = call_of(call).gate_up;
-  const bool interleaved = call_of(call).gate_layout == device::GateLayout::interleaved;
-  const std::int64_t gates = call_of(call).gate_layout == device::GateLayout::none ? 1 : 2, size = w.rows / gates;
+  const ExpertMatrices& w = moe_call_of(call).gate_up;
+  const bool interleaved = moe_call_of(call).gate_layout == device::GateLayout::interleaved;
+  const std::int64_t gates = moe_call_of(call).gate_layout == device::GateLayout::none ? 1 : 2, size = w.rows / gates;
   const std::int64_t row = interleaved ? 2 * w.row_stride : w.row_stride;
   const std::int64_t gate = interleaved ? w.row_stride : size * w.row_stride;
   map.address = w.data;
@@ -42,7 +40,7 @@ void bind_gate_up(const void* call, gpu::TensorMap& map) {
 }
 template <ExpertMatrices MoeParams::* kWeights>
 void bind_weights(const void* call, gpu::TensorMap& map) {
-  const ExpertMatrices& w = call_of(call).*kWeights;
+  const ExpertMatrices& w = moe_call_of(call).*kWeights;
   map.address = w.data;
   map.dims = {columns(w, map), u(w.rows), u(w.num_experts)};
   map.strides = {bytes(w, w.row_stride), expert_bytes(w)};
@@ -50,31 +48,29 @@ void bind_weights(const void* call, gpu::TensorMap& map) {
 
 /// Rows of the workspace, one of each pair.
 void set_pair_rows(const void* call, std::int64_t columns, gpu::TensorMap& map) {
-  map.dims = {u(columns), u(call_of(call).topk_ids.rows * call_of(call).topk_ids.columns)};
+  map.dims = {u(columns), u(moe_call_of(call).topk_ids.rows * moe_call_of(call).topk_ids.columns)};
   map.strides = {u(columns) * size_of(map.dtype)};
 }
-void bind_hidden_rows(const void* call, gpu::TensorMap& map) { set_pair_rows(call, call_of(call).x.columns, map); }
+void bind_hidden_rows(const void* call, gpu::TensorMap& map) { set_pair_rows(call, moe_call_of(call).x.columns, map); }
 void bind_intermediate_rows(const void* call, gpu::TensorMap& map) {
-  set_pair_rows(call, call_of(call).down.columns, map);
+  set_pair_rows(call, moe_call_of(call).down.columns, map);
 }
 
 std::int32_t gates_of(const MoeParams& call) { return call.gate_layout == device::GateLayout::none ? 1 : 2; }
 void bind_product_rows(const void* call, gpu::TensorMap& map) {
-  set_pair_rows(call, gates_of(call_of(call)) * call_of(call).down.columns, map);
+  set_pair_rows(call, gates_of(moe_call_of(call)) * moe_call_of(call).down.columns, map);
 }
 
 /// Saved sums of gates, or of ups alone, and of ups: columns end with them, whatever stands beside.
 template <std::int64_t kPart>
 void bind_saved_rows(const void* call, gpu::TensorMap& map) {
-  const operations::Matrix& saved = call_of(call).gate_up_out;
-  const std::int64_t size = call_of(call).down.columns;
+  const operations::Matrix& saved = moe_call_of(call).gate_up_out;
+  const std::int64_t size = moe_call_of(call).down.columns;
   const auto element = static_cast<std::int64_t>(size_of(map.dtype));
   map.address = static_cast<std::byte*>(saved.data) + kPart * size * element;
   map.dims = {u(size), u(saved.rows)};
   map.strides = {u(saved.row_stride * element)};
 }
-
-std::uint32_t box_columns(DType dtype) { return kBoxBytes / static_cast<std::uint32_t>(size_of(dtype)); }
 
 gpu::TensorMapParameter gate_up_map(std::size_t offset, DType dtype, bool gated, std::int32_t rows) {
   const std::uint32_t gates = gated ? 2 : 1;
@@ -116,8 +112,8 @@ void add_moe_maps(const device::MoeLayerConfig& config, DType dtype, gpu::Launch
   launch.tensor_maps = {
       gate_up_map(offsetof(Params, gate_up_map), dtype, gated, kLayerRows),
       weights_map<&MoeParams::down>(offsetof(Params, down_map), dtype, kLayerRows),
-      row_map(offsetof(Params, h_store_map), dtype, kMoeH, kStoredRows, gated ? kBoxColumns / 2 : kBoxColumns),
-      row_map(offsetof(Params, parts_map), dtype, kMoeParts, kStoredRows)};
+      row_map(offsetof(Params, h_store_map), dtype, kMoeH, kLayerStoredRows, gated ? kBoxColumns / 2 : kBoxColumns),
+      row_map(offsetof(Params, parts_map), dtype, kMoeParts, kLayerStoredRows)};
   for (std::size_t part = 0; config.saves != 0 && part < (gated ? 2 : 1); ++part) {
     gpu::TensorMapParameter map = launch.tensor_maps[2];  // boxes as values have them
     map.param_offset = static_cast<std::uint32_t>(offsetof(Params, sums_map) + part * sizeof(device::TensorMap));
@@ -151,7 +147,7 @@ void add_moe_maps(MoeProductOf of, const device::GemmConfig& config, DType dtype
   const auto weights = is_dout ? weights_map<&MoeParams::down> : weights_map<&MoeParams::gate_up>;
   launch.tensor_maps = {
       weights(kGemm + offsetof(device::GemmParams, w_map), dtype, config.w_box()),
-      row_map(kGemm + offsetof(device::GemmParams, out_map), dtype, is_dout ? kMoeH : kMoeParts, kStoredRows)};
+      row_map(kGemm + offsetof(device::GemmParams, out_map), dtype, is_dout ? kMoeH : kMoeParts, kLayerStoredRows)};
   for (std::uint32_t box = 0; box < device::kRowBoxes; ++box) {
     const std::size_t offset = box == 0 ? kGemm + offsetof(device::GemmParams, x_map)
                                         : offsetof(Params, more_x_maps) + (box - 1) * sizeof(device::TensorMap);
@@ -175,7 +171,7 @@ void add_moe_maps(bool of_down, const device::MoeDwConfig& config, DType dtype, 
   const auto out = of_down ? weights_map<&MoeParams::ddown> : weights_map<&MoeParams::dgate_up>;
   launch.tensor_maps = {row_map(offsetof(Params, a_map), dtype, of_down ? kMoeGatheredDout : kMoeProducts, depth),
                         row_map(offsetof(Params, b_map), dtype, of_down ? kMoeH : kMoeGathered, share),
-                        out(offsetof(Params, out_map), dtype, static_cast<std::int32_t>(kStoredRows))};
+                        out(offsetof(Params, out_map), dtype, static_cast<std::int32_t>(kLayerStoredRows))};
 }
 
 }  // namespace tilewise::backends::hopper

@@ -11,11 +11,6 @@ using device::AttendedRows, device::Tensor4;
 
 namespace {
 
-/// A dimension of one entry has whatever stride; the driver wants all of them on 16 bytes.
-std::uint64_t stride_bytes(std::int64_t extent, std::int64_t stride, DType dtype) {
-  constexpr std::uint64_t kUnit = 16;
-  return extent > 1 ? static_cast<std::uint64_t>(stride) * size_of(dtype) : kUnit;
-}
 std::uint64_t extent_of(std::int64_t extent) { return static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1)); }
 
 }  // namespace

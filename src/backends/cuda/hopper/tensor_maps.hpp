@@ -8,6 +8,14 @@
 
 namespace tilewise::backends::hopper {
 
+/// Bytes that strides of maps are multiples of.
+inline constexpr std::uint64_t kMapUnit = 16;
+[[nodiscard]] constexpr std::uint64_t u(std::int64_t n) { return static_cast<std::uint64_t>(n); }
+/// A dimension of one entry has whatever stride; the driver wants all of them on 16 bytes.
+[[nodiscard]] inline std::uint64_t stride_bytes(std::int64_t extent, std::int64_t stride, DType dtype) {
+  return extent > 1 ? u(stride) * size_of(dtype) : kMapUnit;
+}
+
 /// Of a box: 128 bytes of a row.
 [[nodiscard]] inline std::uint32_t box_columns(DType dtype) {
   constexpr std::size_t kBoxBytes = 128;

@@ -34,9 +34,7 @@ constexpr double kOfBlocksRate = 0.45;                    // and blocks that loa
 constexpr double kCombineUs = 1.6, kCombineBytes = 12.0;  // of combine: its latency, and what a float costs
 constexpr double kAddBytes = 14.7;                        // that a float costs where many blocks add to the same one
 constexpr double kAloneOwn = 1.25;  // of a block's own rows, where no other block's tiles hide them
-constexpr double kFloat = 4.0, kHalf = 2.0;
-
-double f(std::int64_t n) { return static_cast<double>(n); }
+constexpr double kFloatBytes = 4.0, kHalfBytes = 2.0;
 
 /// What options and functions add to a score.
 double features(const device::ScoreConfig& c, const Problem& p) {
@@ -74,7 +72,7 @@ double Estimator::rows_q() const { return extent_.total_q * f(p_.num_heads_q); }
 double Estimator::rows_k() const { return extent_.total_k * f(p_.num_heads_k); }
 double Estimator::dims() const { return f(p_.head_dim + p_.head_dim_v); }
 double Estimator::group() const { return f(p_.num_heads_q) / std::max(f(p_.num_heads_k), 1.0); }
-double Estimator::dq_accum_bytes() const { return kFloat * rows_q() * f(p_.head_dim); }
+double Estimator::dq_accum_bytes() const { return kFloatBytes * rows_q() * f(p_.head_dim); }
 
 double Estimator::stream_us(double bytes) const { return bytes / (kOfMemoryRate * bytes_a_us_); }
 
@@ -104,7 +102,7 @@ double Estimator::forward_us(const device::ForwardConfig& c, std::int64_t blocks
   b.set_tiles(operations::attention::keys_seen(p_, queries) / splits,
               operations::attention::most_keys_seen(p_, queries) / splits, c.block_n, 1.0);
   b.flops = rows * c.block_n * (2.0 * flop * (c.head_dim + c.head_dim_v) + kScore + features(c, p_));
-  b.own_us = own_us(kHalf * rows * (c.head_dim + c.head_dim_v));
+  b.own_us = own_us(kHalfBytes * rows * (c.head_dim + c.head_dim_v));
   if (c.waves == 1) {
     b.tile_us = kLoneWaveUs * 0.5 * c.block_n * (c.head_dim + c.head_dim_v);
     b.at_once = kLoneWavesAtOnce;
@@ -112,7 +110,7 @@ double Estimator::forward_us(const device::ForwardConfig& c, std::int64_t blocks
   }
   const double seen =
       operations::attention::keys_seen(p_, std::max(extent_.seqlen_q, 1.0)) / std::max(extent_.seqlen_k, 1.0);
-  const double bytes = dims() * (kHalf * rows_q() + key_bytes * rows_k() * std::min(seen, 1.0));
+  const double bytes = dims() * (kHalfBytes * rows_q() + key_bytes * rows_k() * std::min(seen, 1.0));
   return kStartUs + std::max(blocks_us(b), stream_us(bytes));
 }
 
@@ -127,18 +125,18 @@ double Estimator::combine_us(std::int64_t splits) const {
 
 double Estimator::preprocess_us(bool clears_dq_accum) const {
   return kStreamStartUs +
-         stream_us(2.0 * kHalf * rows_q() * f(p_.head_dim_v) + (clears_dq_accum ? dq_accum_bytes() : 0.0));
+         stream_us(2.0 * kHalfBytes * rows_q() * f(p_.head_dim_v) + (clears_dq_accum ? dq_accum_bytes() : 0.0));
 }
 
 double Estimator::convert_dq_us() const {
-  return kStreamStartUs + stream_us(dq_accum_bytes() + kHalf * rows_q() * f(p_.head_dim));
+  return kStreamStartUs + stream_us(dq_accum_bytes() + kHalfBytes * rows_q() * f(p_.head_dim));
 }
 
 double Estimator::convert_dkdv_us(std::int64_t splits) const {
-  return kStreamStartUs + stream_us((kFloat * f(splits) + kHalf) * rows_k() * dims());
+  return kStreamStartUs + stream_us((kFloatBytes * f(splits) + kHalfBytes) * rows_k() * dims());
 }
 
-double Estimator::dsink_us() const { return kStartUs + stream_us(2.0 * kFloat * rows_q()); }
+double Estimator::dsink_us() const { return kStartUs + stream_us(2.0 * kFloatBytes * rows_q()); }
 
 /// Blocks of keys add whole tiles to dq_accum: where a head has few tiles, all to the same ones at once.
 double Estimator::added_us(const Blocks& b, const device::BwdConfig& c) const {
@@ -165,13 +163,13 @@ Estimator::Blocks Estimator::key_blocks(const device::ScoreConfig& c, std::int64
 double Estimator::bwd_us(const device::BwdConfig& c, std::int64_t blocks, std::int64_t splits) const {
   const double flop = c.wider_dim() > 128 ? kBwdWideFlop : kBwdFlop;
   const Blocks b = key_blocks(c, blocks, c.block_n(), c.block_m, c.wants_dk + c.wants_dv + c.wants_dq, flop, f(splits));
-  const double bytes = kHalf * dims() * (2.0 * rows_k() + rows_q()) + (c.wants_dq ? dq_accum_bytes() : 0.0);
+  const double bytes = kHalfBytes * dims() * (2.0 * rows_k() + rows_q()) + (c.wants_dq ? dq_accum_bytes() : 0.0);
   return kStartUs + std::max({blocks_us(b), stream_us(bytes), c.wants_dq ? added_us(b, c) : 0.0});
 }
 
 double Estimator::dkdv_us(const device::BwdDkdvConfig& c, std::int64_t blocks) const {
   const Blocks b = key_blocks(c, blocks, c.block_n(), c.block_m, c.wants_dk + c.wants_dv, kApartFlop, 1.0);
-  return kStartUs + std::max(blocks_us(b), stream_us(kHalf * dims() * (2.0 * rows_k() + rows_q())));
+  return kStartUs + std::max(blocks_us(b), stream_us(kHalfBytes * dims() * (2.0 * rows_k() + rows_q())));
 }
 
 double Estimator::dq_us(const device::BwdDqConfig& c, std::int64_t blocks) const {
@@ -182,8 +180,8 @@ double Estimator::dq_us(const device::BwdDqConfig& c, std::int64_t blocks) const
               1.0);
   b.flops = rows * c.block_n *
             (kApartFlop * 3.0 * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c, p_));
-  b.own_us = own_us(kHalf * rows * (2.0 * c.head_dim + c.head_dim_v));
-  return kStartUs + std::max(blocks_us(b), stream_us(kHalf * dims() * (1.5 * rows_q() + rows_k())));
+  b.own_us = own_us(kHalfBytes * rows * (2.0 * c.head_dim + c.head_dim_v));
+  return kStartUs + std::max(blocks_us(b), stream_us(kHalfBytes * dims() * (1.5 * rows_q() + rows_k())));
 }
 
 /// Recomputes two products for every score, block by block of the bias.

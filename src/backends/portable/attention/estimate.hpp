@@ -10,6 +10,9 @@
 
 namespace tilewise::backends::portable {
 
+/// A count, among rates.
+[[nodiscard]] constexpr double f(std::int64_t n) { return static_cast<double>(n); }
+
 /// Microseconds of launches of `blocks` blocks, the launch itself aside: pure functions, for devices that need not be
 /// here.
 class Estimator {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/portable/attention/estimate.hpp"
 #include "backends/portable/attention/selected_keys.hpp"
 #include "backends/portable/attention/splits.hpp"
 #include "backends/portable/kv_cache/schedule.hpp"
@@ -21,8 +22,6 @@ constexpr double kRounds = 2.5, kEvenRounds = 1.15, kMostEvenRounds = 1.5;
 constexpr float kFewestTiles = 2.0f;
 /// More parts than of so many keys win a longer sequence nothing, and cost a shorter one their merge.
 constexpr std::int64_t kTypicalKeys = 16384;
-
-double f(std::int64_t n) { return static_cast<double>(n); }
 
 }  // namespace
 

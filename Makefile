@@ -7,7 +7,7 @@ CCACHE := $(shell command -v ccache 2>/dev/null)
 LAUNCHER := $(if $(CCACHE),-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 # Warnings are errors in continuous integration, which sets CI; elsewhere a newer compiler may know more of them.
 CONFIGURE := cmake -G Ninja $(LAUNCHER) -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DTILEWISE_BUILD_PYTHON=ON \
-             -DTILEWISE_WERROR=$(if $(CI),ON,OFF)
+             -DTILEWISE_WERROR=$(if $(CI),ON,OFF) -DTILEWISE_UNITY=$(if $(CI),ON,AUTO)
 # The package in the build tree, and never the network: models come from installed packages.
 RUN := PYTHONPATH=$(CURDIR)/$(BUILD)/python HF_HUB_OFFLINE=1
 export JOBS

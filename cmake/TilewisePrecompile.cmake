@@ -1,5 +1,5 @@
-# The standard library's headers, which are a third of what compiling a file takes, are parsed once for sanitized builds.
-# What is shipped is compiled without: there every file shows that its own includes are complete.
+# The standard library's headers, which are a third of what compiling a file takes, are parsed once for each target. Wheels
+# that are shipped are compiled without: there every file shows that its own includes are complete.
 set(tilewise_standard_headers <algorithm> <array> <cmath> <cstdint> <cstring> <functional> <limits> <map> <memory>
     <optional> <random> <set> <span> <sstream> <string> <string_view> <utility> <vector>)
 
@@ -19,9 +19,10 @@ macro(tilewise_allow_precompiled)
   endif()
 endmacro()
 
-# tilewise_precompile(target): its files but those with options of their own, which set SKIP_PRECOMPILE_HEADERS.
+# tilewise_precompile(target header...): of its files but those with options of their own, which set
+# SKIP_PRECOMPILE_HEADERS, these headers too.
 function(tilewise_precompile target)
-  if(TILEWISE_SANITIZE)
-    target_precompile_headers(${target} PRIVATE ${tilewise_standard_headers})
+  if(TILEWISE_PRECOMPILE)
+    target_precompile_headers(${target} PRIVATE ${tilewise_standard_headers} ${ARGN})
   endif()
 endfunction()

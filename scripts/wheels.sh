@@ -21,6 +21,8 @@ readonly DIST=$PWD/dist
 readonly GLIBC=${GLIBC:-2.28}
 readonly MACHINE=${MACHINE:-$(uname -m)}
 readonly MOST_BYTES=6500000
+# Each file is compiled with its own includes alone.
+readonly PLAIN="-DTILEWISE_PRECOMPILE=OFF -DTILEWISE_UNITY=OFF"
 readonly ARCHIVER=-DCMAKE_AR=$PWD/scripts/wheels/zig-ar
 
 say() { printf 'wheels: %s\n' "$*"; }
@@ -146,7 +148,7 @@ settings_of() {
   headers=$(split_headers "$root" "$version")
   echo "_PYTHON_HOST_PLATFORM=linux-$MACHINE"
   echo "SETUPTOOLS_EXT_SUFFIX=.cpython-${version/./}-$MACHINE-linux-gnu.so"
-  echo "CMAKE_ARGS=$ARCHIVER -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$MACHINE" \
+  echo "CMAKE_ARGS=$ARCHIVER $PLAIN -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$MACHINE" \
     "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-$MACHINE;-L;$root -DPython_INCLUDE_DIR=$headers/python$version"
   echo "CPLUS_INCLUDE_PATH=$headers"
 }
@@ -164,7 +166,7 @@ build_one() {
   [[ -z $told ]] || mapfile -t settings <<<"$told"
   TILEWISE_ZIG_TARGET=$MACHINE-linux-gnu.$GLIBC ZIG_GLOBAL_CACHE_DIR=$WORK/zig ZIG_LOCAL_CACHE_DIR=$WORK/zig \
   CC=$PWD/scripts/wheels/zig-cc CXX=$PWD/scripts/wheels/zig-c++ CFLAGS=$flags CXXFLAGS=$flags LDFLAGS=-Wl,-s \
-  CMAKE_PREFIX_PATH=$WORK/prefix CMAKE_ARGS=$ARCHIVER CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} \
+  CMAKE_PREFIX_PATH=$WORK/prefix CMAKE_ARGS="$ARCHIVER $PLAIN" CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} \
     env "${settings[@]}" "$env/bin/python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps \
     --no-index --config-settings=build-dir="$WORK/cmake-$version-$MACHINE" --config-settings=install.strip=false -w "$raw" .
   # The tag is auditwheel's, of what the binaries ask for. It finds patchelf in PATH.

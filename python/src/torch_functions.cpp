@@ -73,7 +73,7 @@ void forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std
 }
 
 /// `needed`: 1 for dq, 2 for dk, 4 for dv and 8 << i for the gradient of table i, added up.
-void backward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
+void functions_backward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
   shim::StackReader reader(stack);
   const BackwardTensors tensors = BackwardTensors::read(reader);
   const std::int64_t needed = reader.integer();
@@ -119,7 +119,7 @@ std::vector<TorchOperator> function_operators() {
       forward("attention_forward.functions_lse", "(Tensor out, Tensor softmax_lse)", forward_kernel<true>),
       {kBackward,
        schema(kBackward, kBackwardTensors, ", int needed, bool deterministic", "(Tensor, Tensor, Tensor, Tensor[])"),
-       backward_kernel}};
+       functions_backward_kernel}};
 }
 
 }  // namespace tilewise::python

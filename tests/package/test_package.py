@@ -47,6 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--no-index",
         # The flags of `make test-build`, whose objects ccache then has.
         f"--config-settings=cmake.define.TILEWISE_WERROR={'ON' if os.environ.get('CI') else 'OFF'}",
+        f"--config-settings=cmake.define.TILEWISE_UNITY={'ON' if os.environ.get('CI') else 'OFF'}",
         f"--config-settings=build-dir={build}",
         "-w",
         folder,

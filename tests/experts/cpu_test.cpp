@@ -115,6 +115,37 @@ TEST(CpuExperts, BatchInvariantTokensDoNotDependOnOthers) {
   }
 }
 
+/// More tokens than share the workspace: the second product's columns come in parts.
+TEST(CpuExperts, ManyTokensAreWhatFewOnesAreByNight) {
+  constexpr std::int64_t kTokens = 9000, kFew = 20, kHidden = 1024, kInner = 8;
+  Tensors tensors(12);
+  MoeParams p{};
+  p.gate_layout = GateLayout::none;
+  p.batch_invariant = true;
+  p.x = tensors.matrix(DType::bf16, kTokens, kHidden);
+  p.gate_up = tensors.weights(DType::bf16, 3, kInner, kHidden);
+  p.down = tensors.weights(DType::bf16, 3, kHidden, kInner);
+  p.down_bias = tensors.vectors(DType::f32, 3, kHidden);
+  p.topk_ids = tensors.ids(DType::i32, kTokens, 8, [&] { return tensors.random.integer(0, 2); });
+  p.topk_weights = tensors.matrix(DType::f32, kTokens, 8);
+  p.out = tensors.matrix(DType::bf16, kTokens, kHidden);
+  ASSERT_LT(backends::cpu::moe_workspace_size(p), std::size_t{300} << 20);
+  const GemmKernels& kernels = gemm_kernels_of(isas().back());
+  run(p, kernels);
+  MoeParams few = p;
+  const auto last = [&](const Matrix& m) {
+    Matrix rows = m;
+    rows.rows = kFew;
+    const std::int64_t at = (kTokens - kFew) * m.row_stride * static_cast<std::int64_t>(size_of(m.dtype));
+    rows.data = static_cast<std::byte*>(m.data) + at;
+    return rows;
+  };
+  few.x = last(p.x), few.topk_ids = last(p.topk_ids), few.topk_weights = last(p.topk_weights);
+  few.out = tensors.matrix(DType::bf16, kFew, kHidden);
+  run(few, kernels);
+  EXPECT_EQ(values_of(last(p.out)), values_of(few.out));
+}
+
 TEST(CpuExperts, NaNReachesItsOwnRowAndThoseOfItsExpert) {
   Tensors tensors(7);
   MoeParams p = some_layer(tensors, 60);

@@ -167,7 +167,7 @@ class Tasks {
     const operations::Vector& factors = p_.w.expert_scales;
     w.factor = factors.data == nullptr ? 1.0f : static_cast<const float*>(factors.data)[group * factors.stride];
     for (std::int32_t i = 0; i < w.num_runs; ++i) {
-      const std::int64_t row = alternate ? 2 * begin + i : i * results_ + begin;
+      const std::int64_t row = p_.first_output + (alternate ? 2 * begin + i : i * results_ + begin);
       w.runs[i].data = advance_elements(p_.w.data, group * p_.w.expert_stride + row * p_.w.row_stride, p_.w.dtype);
       w.runs[i].row = row;
       if (p_.bias.data == nullptr) continue;

@@ -27,6 +27,7 @@ struct GroupedProduct {
   const std::int64_t* groups;     ///< [w.num_experts + 1] first rows
   operations::ExpertMatrices w;
   operations::ExpertVectors bias;
+  std::int64_t first_output;  ///< of w, whose `rows` outputs from there on are wanted; without a gate
   device::GateLayout layout;
   device::Activation activation;
   const void* factor;  ///< of each row, in sum_dtype(); null: 1

@@ -44,16 +44,27 @@ struct Intermediate {
   }
 };
 
-/// Tokens that share the workspace at a time: equal parts of the call.
-std::int64_t chunk_of(const MoeParams& p) {
-  constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
-  const auto real = static_cast<std::int64_t>(size_of(sum_dtype(p.x.dtype)));
-  const std::int64_t part_bytes =
-      Intermediate(p).bytes(p.down.columns) + (p.down.rows + 1 + p.gate_up_out.columns) * real + 16;
-  const std::int64_t most =
-      std::max<std::int64_t>(kMostBytes / (part_bytes * std::max<std::int64_t>(p.topk_ids.columns, 1)), 1);
-  return core::ceil_div(p.x.rows, std::max<std::int64_t>(core::ceil_div(p.x.rows, most), 1));
-}
+/// What shares the workspace at a time: tokens, equal parts of the call, and columns of the second product.
+struct Chunk {
+  std::int64_t tokens, columns;
+
+  /// Weights are packed once for each chunk's tokens. So where not all fit, a few columns of many tokens come first,
+  /// unless a norm wants whole rows.
+  Chunk(const MoeParams& p, bool whole_rows) : tokens(p.x.rows), columns(p.down.rows) {
+    constexpr std::int64_t kFewColumns = 512;
+    if (most_tokens(p) < p.x.rows && !whole_rows) columns = std::min(columns, kFewColumns);
+    tokens = core::ceil_div(p.x.rows, std::max<std::int64_t>(core::ceil_div(p.x.rows, most_tokens(p)), 1));
+  }
+
+ private:
+  [[nodiscard]] std::int64_t most_tokens(const MoeParams& p) const {
+    constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
+    const auto real = static_cast<std::int64_t>(size_of(sum_dtype(p.x.dtype)));
+    const std::int64_t part_bytes =
+        Intermediate(p).bytes(p.down.columns) + (columns + 1 + p.gate_up_out.columns) * real + 16;
+    return std::max<std::int64_t>(kMostBytes / (part_bytes * std::max<std::int64_t>(p.topk_ids.columns, 1)), 1);
+  }
+};
 
 struct Workspace {
   Parts parts;
@@ -64,14 +75,14 @@ struct Workspace {
   void* tasks;
   std::size_t bytes = 0;
 
-  Workspace(const MoeParams& p, void* base) {
+  Workspace(const MoeParams& p, const Chunk& chunk, void* base) {
     const DType real = sum_dtype(p.x.dtype);
     const Intermediate h_kind(p);
-    const std::int64_t count = chunk_of(p) * p.topk_ids.columns, experts = p.gate_up.num_experts;
+    const std::int64_t count = chunk.tokens * p.topk_ids.columns, experts = p.gate_up.num_experts;
     Carver carver(base);
     parts = Parts(carver, count, experts, real);
     h = carver.take(count * p.down.columns, size_of(h_kind.dtype));
-    y = carver.take(count * p.down.rows, size_of(real));
+    y = carver.take(count * chunk.columns, size_of(real));
     h_codes = carver.take(h_kind.quantized ? count * p.down.columns : 0, 1);
     h_scales = carver.take(count * h_kind.blocks, sizeof(float));
     sums = carver.take(count * p.gate_up_out.columns, size_of(real));
@@ -114,7 +125,7 @@ void save_first_product(const MoeParams& p, const GemmKernels& kernels, GroupedP
   run_activation_gradient(*gemm_kernel(kernels, p.x.dtype, p.gate_up.dtype), t);
 }
 
-void multiply(const MoeParams& p, const GemmKernels& kernels, const Workspace& w) {
+void multiply_first(const MoeParams& p, const GemmKernels& kernels, const Workspace& w) {
   const Intermediate h(p);
   GroupedProduct product{};
   product.kernels = &kernels;
@@ -136,21 +147,28 @@ void multiply(const MoeParams& p, const GemmKernels& kernels, const Workspace& w
   product.batch_invariant = p.batch_invariant;
   is_saved(p) ? save_first_product(p, kernels, product, w) : run_grouped_product(product, w.tasks);
   if (h.quantized) quantize_h(p, kernels, w);
+}
 
+/// Outputs [column, column + columns) of the second product.
+void multiply_second(const MoeParams& p, const GemmKernels& kernels, const Workspace& w, std::int64_t column,
+                     std::int64_t columns) {
+  const Intermediate h(p);
+  GroupedProduct product{};
+  product.kernels = &kernels;
+  product.groups = w.parts.groups;
+  product.batch_invariant = p.batch_invariant;
   product.dtype = h.quantized ? p.h_format.element : h.dtype;
   product.x = h.quantized ? w.h_codes : w.h;
   product.x_stride = p.down.columns;
-  product.x_scales = {};
   if (h.quantized) product.x_scales = {w.h_scales, p.h_format.scale, 1, h.block, 0, h.blocks, 1};
-  product.row_index = nullptr;
   product.w = p.down;
+  product.w.rows = columns;
+  product.first_output = column;
   product.bias = p.down_bias;
   product.layout = device::GateLayout::none;
-  product.activation = {};
   product.factor = p.weight_on_input || p.norm_weight.data != nullptr ? nullptr : w.parts.factor;
-  product.factor_on_product = false;
   product.out = w.y;
-  product.out_stride = p.down.rows;
+  product.out_stride = columns;
   product.out_dtype = sum_dtype(p.x.dtype);
   run_grouped_product(product, w.tasks);
 }
@@ -173,8 +191,9 @@ void normalise(const MoeParams& p, const Workspace& w, std::int64_t part, Real* 
 }
 
 template <typename Real>
-void combine(const MoeParams& p, std::int64_t first, std::int64_t count, const Workspace& w) {
-  const std::int64_t top_k = p.topk_ids.columns, columns = p.down.rows;
+void combine(const MoeParams& p, std::int64_t first, std::int64_t count, const Workspace& w, std::int64_t column,
+             std::int64_t columns) {
+  const std::int64_t top_k = p.topk_ids.columns;
   const DType real = sum_dtype(p.x.dtype);
   const int workers = workers_for(4.0 * static_cast<double>(count * top_k * columns));
   core::parallel_for(count, workers, [&](std::int64_t t, int) {
@@ -187,8 +206,8 @@ void combine(const MoeParams& p, std::int64_t first, std::int64_t count, const W
       if (p.norm_weight.data != nullptr) normalise(p, w, part, row);
       add_weighted(sum, row, real, columns, Real{1});
     }
-    store_weighted(advance(p.out.data, (first + t) * p.out.row_stride, size_of(p.out.dtype)), p.out.dtype, sum, columns,
-                   Real{1});
+    void* out = advance(p.out.data, (first + t) * p.out.row_stride + column, size_of(p.out.dtype));
+    store_weighted(out, p.out.dtype, sum, columns, Real{1});
   });
 }
 
@@ -209,21 +228,28 @@ void check(const MoeParams& p, const GemmKernels& kernels) {
 
 }  // namespace
 
-std::size_t moe_workspace_size(const MoeParams& p) { return Workspace(p, nullptr).bytes; }
+std::size_t moe_workspace_size(const MoeParams& p) {
+  // A plan's tensors have no memory yet: whether there is a norm is not known.
+  return std::max(Workspace(p, Chunk(p, false), nullptr).bytes, Workspace(p, Chunk(p, true), nullptr).bytes);
+}
 
 void run_moe(const MoeParams& p, const GemmKernels& kernels, void* workspace) {
   check(p, kernels);
-  const Workspace w(p, workspace);
-  const std::int64_t chunk = chunk_of(p);
+  const Chunk chunk(p, p.norm_weight.data != nullptr);
+  const Workspace w(p, chunk, workspace);
   if (is_saved(p)) count_parts(p, w.saved_rows), clear_saved(p, w.saved_rows[p.gate_up.num_experts]);
-  for (std::int64_t first = 0; first < p.x.rows; first += chunk) {
-    const std::int64_t count = std::min(chunk, p.x.rows - first);
+  for (std::int64_t first = 0; first < p.x.rows; first += chunk.tokens) {
+    const std::int64_t count = std::min(chunk.tokens, p.x.rows - first);
     sort_parts(p, first, count, w.parts);
-    multiply(p, kernels, w);
-    if (p.x.dtype == DType::f64)
-      combine<double>(p, first, count, w);
-    else
-      combine<float>(p, first, count, w);
+    multiply_first(p, kernels, w);
+    for (std::int64_t column = 0; column < p.down.rows; column += chunk.columns) {
+      const std::int64_t columns = std::min(chunk.columns, p.down.rows - column);
+      multiply_second(p, kernels, w, column, columns);
+      if (p.x.dtype == DType::f64)
+        combine<double>(p, first, count, w, column, columns);
+      else
+        combine<float>(p, first, count, w, column, columns);
+    }
   }
 }
 

@@ -1,17 +1,20 @@
 """Functions of scores beside torch's compiled flex_attention, and beside the option that says the same.
 
-On a GPU batches of 16k tokens of 2048 features, by events; on the CPU the backward pass alone, since torch 2.13 has
-none there. Both get the same Python functions; torch's block mask is made before the clock runs. Times
-are the least of several runs, which take turns.
+On a GPU batches of 16k tokens of 2048 features, by events; on the CPU torch 2.13 has no backward pass, one thread's
+time is the processor's, and masks are given as block masks too. Both get the same Python functions; block masks are
+made before the clock runs. Times are the least of several runs, which take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,27 +54,71 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--alone", action="store_true", help="without torch's")
     parser.add_argument("--forward", action="store_true", help="without the backward pass")
+    parser.add_argument("--json", type=Path, help="where to write the forward rows, on the CPU")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     tilewise.set_num_threads(options.threads)
     on_gpu = options.device == "cuda"
     both = not options.forward
-    head = f"{'ms':>8s} {'torch':>8s} {'x torch':>8s} {'option':>8s} {'of it':>6s}"
+    head = f"{'ms':>8s} {'blocks':>8s} {'torch':>8s} {'x torch':>8s} {'option':>8s} {'of it':>6s}"
     print(f"{'case':44s} {head}" + (f"   backward: {head}" if both else ""))
     ratios: list[list[float]] = [[], []]
+    rows: list[list[str]] = []
     for dtype in options.dtypes or (["bf16"] if on_gpu else list(DTYPES)):
         for head_dim in options.head_dims:
             for seqlen in options.seqlens:
                 for case in cases(seqlen, FEATURES // head_dim if on_gpu else CPU_HEADS, options.device):
                     if options.only in case.name:
-                        measured = measure(case, dtype, head_dim, seqlen, options)
-                        for kept, ratio in zip(ratios, measured, strict=False):
-                            kept += [] if ratio is None else [ratio]
+                        passes = measure(case, dtype, head_dim, seqlen, options)
+                        rows.append([case.name, dtype, str(head_dim), str(seqlen), *passes[0].texts()])
+                        for kept, times in zip(ratios, passes, strict=False):
+                            kept += [] if math.isnan(times.theirs) else [times.theirs / times.own]
     for name, kept in zip(("forward", "backward"), ratios, strict=True):
         if kept:
             mean = geometric_mean(kept)
             print(f"{name}: torch's time to ours {min(kept):.2f} to {max(kept):.2f}, geometric mean {mean:.2f}")
+    if options.json is not None:
+        options.json.write_text(as_json(rows, options))
     return 0
+
+
+def as_json(rows: list[list[str]], options: argparse.Namespace) -> str:
+    """As docs/benchmarks has it."""
+    columns = ["function", "dtype", "head_dim", "seqlen", "ms", "with a block mask", "torch", "torch's time to ours"]
+    table = {
+        "title": "Functions of scores beside torch's compiled flex_attention and the option that says the same, ms",
+        "columns": [*columns, "option", "of its rate"],
+        "rows": sorted(rows),
+    }
+    facts = [
+        f"CPU: {processor()}, {options.threads} thread; processor time, the least of {options.samples} runs in turns",
+        f"versions: tilewise {tilewise.__version__}, torch {torch.__version__}, Python {platform.python_version()}",
+        "command: `python bench/score_functions.py --forward`",
+    ]
+    document = {"kind": "score_functions", "heading": "CPU", "picture": "", "facts": facts, "notes": []}
+    return json.dumps({**document, "tables": [table]}, indent=1) + "\n"
+
+
+def processor() -> str:
+    names = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return f"{names[0] if names else platform.processor()} ({torch.backends.cpu.get_cpu_capability()})"
+
+
+@dataclass
+class Times:
+    """Of one pass, in ms; NaN where there is none."""
+
+    own: float
+    blocks: float = math.nan  # with a block mask
+    theirs: float = math.nan
+    option: float = math.nan
+
+    def texts(self) -> list[str]:
+        ratio, rate = self.theirs / self.own, self.option / self.own
+        times = [f"{time:.3f}" for time in (self.own, self.blocks, self.theirs)]
+        return [*times, f"{ratio:.2f}", f"{self.option:.3f}", f"{rate:.2f}"]
 
 
 def cases(seqlen: int, num_heads: int, device: str) -> list[Case]:
@@ -122,8 +169,8 @@ def document_lengths(seqlen: int) -> list[int]:
     return lengths
 
 
-def measure(case: Case, dtype: str, head_dim: int, seqlen: int, options: argparse.Namespace) -> list[float | None]:
-    """Torch's time to ours, forward and backward; None without torch's."""
+def measure(case: Case, dtype: str, head_dim: int, seqlen: int, options: argparse.Namespace) -> list[Times]:
+    """Forward and backward."""
     torch.manual_seed(0)
     device, on_gpu = options.device, options.device == "cuda"
     batch, heads = (max(TOKENS // seqlen, 1), FEATURES // head_dim) if on_gpu else (1, CPU_HEADS)
@@ -132,32 +179,31 @@ def measure(case: Case, dtype: str, head_dim: int, seqlen: int, options: argpars
     functions = {
         name: trace(f) for name, f in (("score_mod", case.score_mod), ("mask_mod", case.mask_mod)) if f is not None
     }
-    ours = own_calls([q, k, v, dout], {"layout": "bhsd", **functions})
-    forward, backward = [ours[0]], [ours[1]]
+    calls = {"own": own_calls([q, k, v, dout], {"layout": "bhsd", **functions})}
+    if case.mask_mod is not None and not on_gpu:
+        mask = tilewise.block_mask(functions.pop("mask_mod"), seqlen, seqlen)
+        calls["blocks"] = own_calls([q, k, v, dout], {"layout": "bhsd", "block_mask": mask, **functions})
     if case.option:
         tensors, given = [q, k, v, dout], {"layout": "bhsd", **case.option}
         if case.lengths:
             tensors = [t.transpose(1, 2).reshape(-1, heads, head_dim).contiguous() for t in tensors]
             given = {**case.option, **packed(case.lengths * batch, device)}
-        option = own_calls(tensors, given)
-        forward, backward = [*forward, option[0]], [*backward, option[1]]
-    both = not options.forward
+        calls["option"] = own_calls(tensors, given)
     if not options.alone:
-        theirs = torch_calls(case, [q, k, v, dout], seqlen, both and on_gpu)
-        torch.testing.assert_close(ours[0](), theirs[0](), rtol=2e-2, atol=2e-2)
-        forward = [*forward, theirs[0]]
-        backward = [*backward, *theirs[1:]]
-    texts, ratios = [], []
-    for calls in (forward, backward) if both else (forward,):
-        times = least(calls, options.samples, on_gpu)
-        has_theirs = not options.alone and (on_gpu or calls is forward)
-        own, other = times[0], times[-1] if has_theirs else math.nan
-        option = times[1] if case.option else math.nan
-        texts.append(f"{own:8.3f} {other:8.3f} {other / own:8.2f} {option:8.3f} {option / own:6.2f}")
-        ratios.append(other / own if has_theirs else None)
+        calls["theirs"] = torch_calls(case, [q, k, v, dout], seqlen, on_gpu and not options.forward)
+        torch.testing.assert_close(calls["own"][0](), calls["theirs"][0](), rtol=2e-2, atol=2e-2)
+    clock = on_device if on_gpu else on_processor if options.threads == 1 else on_host
+    passes = []
+    for n in range(1 if options.forward else 2):
+        names = [name for name in calls if n < len(calls[name])]
+        best = least([calls[name][n] for name in names], options.samples, clock)
+        passes.append(Times(**dict(zip(names, best, strict=True))))
     label = f"{dtype} d{head_dim} s{seqlen} {case.name}"
-    print(f"{label:44s} " + "             ".join(texts), flush=True)
-    return ratios
+    columns = (
+        " ".join(text.rjust(width) for text, width in zip(p.texts(), (8, 8, 8, 8, 8, 6), strict=True)) for p in passes
+    )
+    print(f"{label:44s} " + "             ".join(columns), flush=True)
+    return passes
 
 
 def own_calls(tensors: list[torch.Tensor], given: dict[str, Any]) -> list[Call]:
@@ -203,14 +249,14 @@ def torch_calls(case: Case, tensors: list[torch.Tensor], seqlen: int, differenti
     return [forward, lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True)]
 
 
-def least(calls: list[Call], samples: int, on_gpu: bool) -> list[float]:
+def least(calls: list[Call], samples: int, clock: Callable[[Call], float]) -> list[float]:
     """Milliseconds."""
     best = [math.inf] * len(calls)
     for call in calls:
         call()
     for _ in range(samples):
         for n, call in enumerate(calls):
-            best[n] = min(best[n], (on_device if on_gpu else on_host)(call))
+            best[n] = min(best[n], clock(call))
     return best
 
 
@@ -218,6 +264,13 @@ def on_host(call: Call) -> float:
     start = time.perf_counter()
     call()
     return 1e3 * (time.perf_counter() - start)
+
+
+def on_processor(call: Call) -> float:
+    """Without what neighbours take of the processor's time."""
+    start = time.process_time()
+    call()
+    return 1e3 * (time.process_time() - start)
 
 
 def on_device(call: Call, calls: int = 5) -> float:

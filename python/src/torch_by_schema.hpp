@@ -57,8 +57,10 @@ class TorchBinding {
       if (is_output(place) && !kTensors[place].may_be_absent()) return true;
     return false;
   }();
-  /// Of calls of single tensors: torch takes a quarter of a microsecond for every argument.
-  static constexpr bool kMayBePacked = kAlwaysMakesSome && operations::schema::kLists<kSchema> == 0;
+  /// Of many single tensors and fields: torch takes a quarter of a microsecond for every argument, and each such kernel
+  /// some kilobytes.
+  static constexpr bool kMayBePacked = kAlwaysMakesSome && operations::schema::kLists<kSchema> == 0 &&
+                                       kTensors.size() + operations::schema::kLengthOf<decltype(kStated)> > 25;
   /// Outputs that come as arguments where `into`.
   template <bool into>
   [[nodiscard]] static constexpr bool is_given(std::size_t place) {

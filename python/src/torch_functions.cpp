@@ -1,7 +1,6 @@
 // attention's torch operators with functions of scores: overloads for calls without other options.
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,8 +18,8 @@ namespace {
 
 namespace shim = torch_shim;
 
-/// Texts, "" where there is none; the tensors that they look up, and after so many those of a block mask, in one list,
-/// as torch takes half a microsecond for each. Without defaults: these are all passed.
+/// Texts, "" where there is none; the tensors that they look up, and after so many those of a block mask. Without
+/// defaults: these are all passed.
 constexpr const char* kFunctionsSchema =
     "int form, float? softmax_scale, str score_mod, str mask_mod, Tensor[] tensors, int num_tables, int block_rows, "
     "int block_keys";

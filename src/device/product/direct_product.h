@@ -7,6 +7,17 @@
 
 namespace tilewise::device {
 
+/// turn(Index<parity>, step) of steps [0, last], for what two sets of registers hold by turns.
+template <class Turn>
+TILEWISE_INLINE void take_turns(int32_t last, const Turn& turn) {
+  TILEWISE_NO_UNROLL
+  for (int32_t step = 0; step < last; step += 2) {
+    turn(Index<0>{}, step);
+    turn(Index<1>{}, step + 1);
+  }
+  if (last % 2 == 0) turn(Index<0>{}, last);
+}
+
 template <TileOps Ops, ProductConfig C>
 class DirectProduct {
   using Machine = typename Ops::Machine;
@@ -42,12 +53,7 @@ class DirectProduct {
     load_a.start(shared.stage[0], begin, end, true);
     load_b(held[0], b, begin, sums.first_col());
     load_a.finish(shared.stage[0]);
-    TILEWISE_NO_UNROLL
-    for (int32_t step = 0; step < last; step += 2) {
-      turn(Index<0>{}, step);
-      turn(Index<1>{}, step + 1);
-    }
-    if (last % 2 == 0) turn(Index<0>{}, last);
+    take_turns(last, turn);
   }
 
  private:

@@ -2,7 +2,7 @@
 // straight to the registers that it reads.
 #pragma once
 
-#include "device/product/product.h"
+#include "device/product/direct_product.h"
 
 namespace tilewise::device {
 
@@ -50,12 +50,7 @@ class DirectScaled {
     weights.load(held[0], begin);
     scale[0] = scales.load(begin, end);
     load_a.finish(shared.stage[0]);
-    TILEWISE_NO_UNROLL
-    for (int32_t step = 0; step < last; step += 2) {
-      turn(Index<0>{}, step);
-      turn(Index<1>{}, step + 1);
-    }
-    if (last % 2 == 0) turn(Index<0>{}, last);
+    take_turns(last, turn);
   }
 
  private:
